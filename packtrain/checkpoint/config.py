@@ -1,0 +1,29 @@
+"""How often a run saves, how long a save may take, and what is kept."""
+
+from __future__ import annotations
+
+import msgspec
+
+from packtrain.core.errors import Contradiction
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    every_steps: int = 0
+    """Save every so many steps; 0: by time alone."""
+    every_s: float = 120.0
+    """Save when this long has passed since the last save began; 0: by steps alone."""
+    deadline_s: float = 300.0
+    """A save that is not published by then has failed (a warning, unless it is the last one)."""
+    keep_last: int = 3
+    keep_every_steps: int = 0
+    """Also keep every published step divisible by this; 0: none."""
+    grace_s: float = 3600.0
+    """From tombstone to purge."""
+    debris_s: float = 86_400.0
+    """Age at which uncommitted folders of older attempts may be purged."""
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 1:
+            raise Contradiction("at least one checkpoint is kept", where="checkpoint.keep_last", fix="set it to 1 or more")
+        if self.every_steps < 0 or self.every_s < 0 or self.deadline_s <= 0 or self.grace_s < 0:
+            raise Contradiction("times and steps cannot be negative", where="checkpoint", fix="use 0 to switch a cadence off")

@@ -1,0 +1,174 @@
+"""The one tree of errors a misbehaving world can raise, and the exit codes they end a program with.
+
+A broken invariant is an `assert`; everything the outside can cause is a `PacktrainError`. Each leaf has one
+stable `name` that is printed and journalled, so nobody has to search logs for wording.
+Every error answers three questions: what happened, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_DONE = 0
+EXIT_USAGE = 2
+EXIT_OURS = 70
+EXIT_AGAIN = 75
+EXIT_CONFIG = 78
+
+
+class PacktrainError(Exception):
+    """Base of the tree: `what` happened, `where` (node, rank, path, key), `fix`: what to do next."""
+
+    name: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = EXIT_OURS
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def render(self) -> str:
+        """The message a person reads: name and what, then where, then next, one line each."""
+        lines = [f"[{self.name}] {self.what}"]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  next:  {self.fix}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, str]:
+        """The same four fields as plain strings, for a journal record or a wire message."""
+        return {"name": self.name, "what": self.what, "where": self.where, "fix": self.fix}
+
+
+# --- families: choose the exit code ----------------------------------------------------------------
+
+
+class UsageError(PacktrainError):
+    name, exit_code = "usage", EXIT_USAGE
+
+
+class ConfigError(PacktrainError):
+    """A configuration or an input that cannot work however often it is retried."""
+
+    name, exit_code = "config", EXIT_CONFIG
+
+
+class AgainError(PacktrainError):
+    """The world got in the way; the same command may work later."""
+
+    name, exit_code = "again", EXIT_AGAIN
+
+
+class OurError(PacktrainError):
+    name, exit_code = "ours", EXIT_OURS
+
+
+# --- configuration ---------------------------------------------------------------------------------
+
+
+class UnknownKey(ConfigError):
+    name = "config.unknown_key"
+
+
+class BadValue(ConfigError):
+    name = "config.bad_value"
+
+
+class Contradiction(ConfigError):
+    name = "config.contradiction"
+
+
+class SpecDiffers(ConfigError):
+    name = "config.spec_differs"
+
+
+class MissingExtra(ConfigError):
+    name = "config.missing_extra"
+
+
+class LayoutError(ConfigError):
+    name = "layout.indivisible"
+
+
+# --- data ------------------------------------------------------------------------------------------
+
+
+class CorpusMissing(ConfigError):
+    name = "data.corpus_missing"
+
+
+class CorpusEmpty(ConfigError):
+    name = "data.corpus_empty"
+
+
+class CorruptInput(ConfigError):
+    name = "data.corrupt_input"
+
+
+class TokenizerMismatch(ConfigError):
+    name = "data.tokenizer_mismatch"
+
+
+class StoreDamaged(ConfigError):
+    name = "data.store_damaged"
+
+
+# --- checkpoints and commits -----------------------------------------------------------------------
+
+
+class WrongModel(ConfigError):
+    name = "checkpoint.other_model"
+
+
+class NeitherRestoreNorFresh(ConfigError):
+    name = "checkpoint.neither_restore_nor_fresh"
+
+
+class CheckpointDamaged(AgainError):
+    name = "checkpoint.damaged"
+
+
+class SaveFailed(AgainError):
+    name = "checkpoint.save_failed"
+
+
+class CommitUnknown(AgainError):
+    """The state of the commit log cannot be known now; no attempt may begin on it."""
+
+    name = "commits.unknown"
+
+
+class CommitStale(AgainError):
+    """A newer attempt began (or this step is already published): this writer must stop."""
+
+    name = "commits.stale"
+
+
+class CommitsUnfit(ConfigError):
+    """The directory cannot hold the log: exclusive link was refused there."""
+
+    name = "commits.unfit"
+
+
+# --- runs ------------------------------------------------------------------------------------------
+
+
+class RunHeld(ConfigError):
+    name = "run.held"
+
+
+class RunMissing(ConfigError):
+    name = "run.missing"
+
+
+class NoProgress(OurError):
+    name = "run.no_progress"
+
+
+class StoppedOnRequest(AgainError):
+    name = "run.stopped_on_request"

@@ -1,0 +1,362 @@
+"""The one door to the outside: clock, sleep, randomness, files, processes and unix sockets.
+
+Everything that decides is pure; whatever touches the machine does it through a `Platform` it was handed, so that
+tests and the simulator can hand in another world (`core/fake.py`). All file errors are `OSError` with an `errno`,
+on both sides. Paths are `str`. This file is the only one that may name the wall clock, sleep, subprocess or random.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.py")
+
+
+class File(ABC):
+    """A file open for appending by one writer."""
+
+    @abstractmethod
+    def write(self, data: bytes | memoryview) -> None:
+        """Write all of `data` or raise OSError."""
+
+    @abstractmethod
+    def fsync(self) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Process(ABC):
+    """A started child."""
+
+    pid: int
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Exit status if it ended (negative: the signal that ended it), else None."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Exit status, or None when `timeout_s` passed first."""
+
+    @abstractmethod
+    def send_signal(self, signum: int) -> None:
+        """No error when it is gone already."""
+
+
+class Lock(ABC):
+    """A held exclusive lock on a file; the kernel drops it when the holder dies."""
+
+    @abstractmethod
+    def release(self) -> None: ...
+
+
+class Platform(ABC):
+    """The door. Two implementations: `LocalPlatform` here and `FakePlatform` in core/fake.py."""
+
+    # --- time and chance ---
+    @abstractmethod
+    def boot_ns(self) -> int:
+        """Nanoseconds since boot, counting suspend (CLOCK_BOOTTIME)."""
+
+    @abstractmethod
+    def boot_id(self) -> str: ...
+
+    @abstractmethod
+    def wall_s(self) -> float:
+        """Seconds since 1970: for showing dates and for grace periods that span reboots, never for ordering."""
+
+    @abstractmethod
+    def sleep(self, seconds: float) -> None: ...
+
+    @abstractmethod
+    def token(self, n_bytes: int = 8) -> str:
+        """Fresh random hex."""
+
+    @abstractmethod
+    def node(self) -> str:
+        """This node's name, safe in file names."""
+
+    # --- files ---
+    @abstractmethod
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        """With parents; no error when it exists."""
+
+    @abstractmethod
+    def create(self, path: str, mode: int = 0o644) -> File:
+        """Create a file that must not exist (O_EXCL); EEXIST otherwise."""
+
+    @abstractmethod
+    def read(self, path: str, offset: int = 0, size: int = -1) -> bytes: ...
+
+    @abstractmethod
+    def size(self, path: str) -> int: ...
+
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """False only on ENOENT/ENOTDIR; any other error is raised."""
+
+    @abstractmethod
+    def is_dir(self, path: str) -> bool: ...
+
+    @abstractmethod
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names."""
+
+    @abstractmethod
+    def link(self, source: str, target: str) -> None:
+        """Hard link, EEXIST when the target exists: the create-if-absent of the commit log."""
+
+    @abstractmethod
+    def replace(self, source: str, target: str) -> None: ...
+
+    @abstractmethod
+    def unlink(self, path: str) -> None: ...
+
+    @abstractmethod
+    def rmdir(self, path: str) -> None: ...
+
+    @abstractmethod
+    def fsync_dir(self, path: str) -> None: ...
+
+    @abstractmethod
+    def free_bytes(self, path: str) -> int: ...
+
+    @abstractmethod
+    def modified_s(self, path: str) -> float:
+        """Wall-clock time of the last change."""
+
+    @abstractmethod
+    def lock(self, path: str, note: str) -> Lock | None:
+        """Exclusive lock on `path` (created when absent) with `note` written inside; None when another holds it."""
+
+    # --- processes ---
+    @abstractmethod
+    def spawn(
+        self, argv: Sequence[str], env: Mapping[str, str], *, cwd: str | None = None, log_path: str | None = None,
+        die_with_parent: bool = True,
+    ) -> Process:
+        """Start a child in its own session; stdout and stderr go to `log_path` (appended), or are inherited."""
+
+    # --- unix sockets ---
+    @abstractmethod
+    def datagram_receiver(self, path: str) -> socket.socket: ...
+
+    @abstractmethod
+    def stream_listener(self, path: str) -> socket.socket: ...
+
+    @abstractmethod
+    def stream_connect(self, path: str, timeout_s: float) -> socket.socket: ...
+
+    # --- conveniences, built on the above ---
+    def write_new(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Create `path` with `data`, fsynced; it must not exist."""
+        with self.create(path, mode) as file:
+            file.write(data)
+            file.fsync()
+
+    def write_replacing(self, path: str, data: bytes) -> None:
+        """Replace `path` atomically (temp name, fsync, rename, fsync of the folder)."""
+        temp = f"{path}.new-{self.token()}"
+        self.write_new(temp, data)
+        self.replace(temp, path)
+        self.fsync_dir(os.path.dirname(path) or ".")
+
+    def read_json(self, path: str) -> Any:
+        return json.loads(self.read(path))
+
+
+class _LocalFile(File):
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            n = os.write(self._fd, view)
+            view = view[n:]
+
+    def fsync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class _LocalProcess(Process):
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self.pid = popen.pid
+
+    def poll(self) -> int | None:
+        return self._popen.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        try:
+            return self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, signum: int) -> None:
+        try:
+            self._popen.send_signal(signum)
+        except ProcessLookupError:
+            return
+
+
+class _LocalLock(Lock):
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+class LocalPlatform(Platform):
+    """The real machine."""
+
+    def boot_ns(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def boot_id(self) -> str:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def token(self, n_bytes: int = 8) -> str:
+        return secrets.token_hex(n_bytes)
+
+    def node(self) -> str:
+        name = os.environ.get("PACKTRAIN_NODE") or socket.gethostname()
+        return "".join(c if c.isalnum() or c in "._" else "_" for c in name) or "node"
+
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        os.makedirs(path, mode=mode, exist_ok=True)
+
+    def create(self, path: str, mode: int = 0o644) -> File:
+        return _LocalFile(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+
+    def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def exists(self, path: str) -> bool:
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    def replace(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def fsync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: str) -> int:
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+    def modified_s(self, path: str) -> float:
+        return os.stat(path).st_mtime
+
+    def lock(self, path: str, note: str) -> Lock | None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return None
+            raise
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, note.encode(), 0)
+        return _LocalLock(fd)
+
+    def spawn(
+        self, argv: Sequence[str], env: Mapping[str, str], *, cwd: str | None = None, log_path: str | None = None,
+        die_with_parent: bool = True,
+    ) -> Process:
+        command = list(argv)
+        if die_with_parent:
+            command = [sys.executable, "-I", "-S", SHIM, str(os.getpid()), "--", *command]
+        log = None if log_path is None else open(log_path, "ab")
+        try:
+            popen = subprocess.Popen(
+                command, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        finally:
+            if log is not None:
+                log.close()
+        return _LocalProcess(popen)
+
+    def datagram_receiver(self, path: str) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.setblocking(False)
+        return sock
+
+    def stream_listener(self, path: str) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.listen(64)
+        return sock
+
+    def stream_connect(self, path: str, timeout_s: float) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect(path)
+        except OSError:
+            sock.close()
+            raise
+        return sock

@@ -1,0 +1,147 @@
+"""Every typed, versioned record that rooms exchange through the journal. Frozen structs, tagged by `kind`.
+
+A record says what happened; whoever reads folds over them. Fields are added with defaults, never renamed or given a new
+meaning: that takes a new kind. Units come last in names. Times are added by the journal, not by the record.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    v: int = 1
+
+
+# --- a run and its attempts (written by whoever plays coordinator) -----------------------------------
+
+
+class RunCreated(Record, tag="run_created"):
+    run: str
+    spec: int
+    version: str
+
+
+class AttemptBegan(Record, tag="attempt_began"):
+    attempt: int
+    commit: int
+    parent: int
+    restore_step: int
+    """Step restored from; -1 when fresh."""
+
+
+class AttemptEnded(Record, tag="attempt_ended"):
+    attempt: int
+    exit_code: int
+    reason: str
+
+
+class OrderGiven(Record, tag="order_given"):
+    order: int
+    word: str
+    reason: str
+
+
+class ErrorSeen(Record, tag="error_seen"):
+    """A `PacktrainError` as it was shown; `severity` warning: the run went on."""
+
+    severity: Literal["warning", "error"]
+    name: str
+    what: str
+    where: str = ""
+    fix: str = ""
+
+
+class RetentionDone(Record, tag="retention_done"):
+    action: Literal["tombstone", "purge"]
+    folder: str
+    reason: str
+
+
+# --- the trainer -------------------------------------------------------------------------------------
+
+
+class TrainerStarted(Record, tag="trainer_started"):
+    attempt: int
+    rank: int
+    parameters: int
+    mesh: dict[str, int]
+    attention: str
+    precision: str
+    peak_flops_per_s: float
+    """Best matmul rate measured on the spot, all local devices together."""
+    digest_repeats: bool
+    """Whether this executable gave one gradient digest twice for one batch (else guard verdicts on hardware are UNKNOWN)."""
+
+
+class StepDone(Record, tag="step"):
+    """Metrics of one applied or skipped batch (class: metrics)."""
+
+    step: int
+    loss: float
+    bits_per_byte: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    seconds: float
+    """From this step's end to the one before it."""
+    mfu: float
+    """Model FLOPs by mask area / (seconds * measured matmul peak)."""
+
+
+class GuardVerdict(Record, tag="guard_verdict"):
+    step: int
+    reason: Literal["non_finite", "spike"]
+    rerun: Literal["clean", "same", "different", "unknown"]
+    """How the rerun of the same batch from unchanged state ended. different: hardware suspect."""
+    policy: str
+    digest: int
+    rerun_digest: int
+
+
+class PhaseTotals(Record, tag="phase_totals"):
+    """Cumulative nanoseconds per phase of one rank of one attempt, as its beats carry them."""
+
+    attempt: int
+    rank: int
+    ns: dict[str, int]
+
+
+class EvalDone(Record, tag="eval"):
+    step: int
+    store: str
+    loss: float
+    bits_per_byte: float
+    tokens: int
+    final: bool = False
+
+
+class SampleDone(Record, tag="sample"):
+    step: int
+    prompt: str
+    text: str
+    final: bool = False
+
+
+class SaveDone(Record, tag="save"):
+    """Outcome of one save as the trainer saw it. `commit` is 0 when it failed."""
+
+    step: int
+    commit: int
+    bytes: int
+    stall_s: float
+    write_s: float
+    error: str = ""
+
+
+class TrainingDone(Record, tag="training_done"):
+    step: int
+    updates_skipped: int
+
+
+AnyRecord = (
+    RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone
+    | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | SaveDone | TrainingDone
+)

@@ -1,0 +1,34 @@
+"""Numbers with units for people: bytes, counts, rates, durations. Pure."""
+
+from __future__ import annotations
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+NS = 1_000_000_000
+
+
+def bytes_text(n: float) -> str:
+    """`1536` -> `1.5 KiB`; bytes in, binary units out."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(n) < 1024 or unit == "TiB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    raise AssertionError("unreachable")
+
+
+def count_text(n: float) -> str:
+    """`4200000` -> `4.2M`; plain counts, decimal."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(n) >= size:
+            return f"{n / size:.3g}{unit}"
+    return f"{n:.0f}" if float(n).is_integer() else f"{n:.3g}"
+
+
+def duration_text(seconds: float) -> str:
+    """`3725` -> `1h02m`; seconds in."""
+    if seconds < 60:
+        return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
+    minutes, s = divmod(int(round(seconds)), 60)
+    if minutes < 60:
+        return f"{minutes}m{s:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"

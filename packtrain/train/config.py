@@ -1,0 +1,102 @@
+"""The model, its optimizer and the way it is trained. Contradictions fail here, at construction, and name the fix."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from packtrain.core.errors import Contradiction, LayoutError
+
+MESH_AXES = ("replica", "fsdp", "tensor", "context", "expert", "stage")
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+
+    vocab: int = 512
+    """Rows of the embedding: the tokenizer's size padded to a multiple of 128."""
+    layers: int = 4
+    embed: int = 256
+    heads: int = 4
+    kv_heads: int = 4
+    head: int = 64
+    mlp: int = 768
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-6
+    qk_norm: bool = True
+    tied: bool = True
+    window: int = 0
+    """Sliding window in tokens; 0: none."""
+
+    def __post_init__(self) -> None:
+        if min(self.vocab, self.layers, self.embed, self.heads, self.kv_heads, self.head, self.mlp) < 1:
+            raise Contradiction("every size of a model is at least 1", where="model", fix="raise the one that is 0")
+        if self.vocab % 128:
+            raise Contradiction(
+                f"vocab {self.vocab} is not a multiple of 128", where="model.vocab",
+                fix=f"set model.vocab={-(-self.vocab // 128) * 128}",
+            )
+        if self.heads % self.kv_heads:
+            raise Contradiction(
+                f"{self.heads} query heads cannot share {self.kv_heads} key heads equally", where="model.kv_heads",
+                fix="choose kv_heads that divides heads",
+            )
+        if self.head % 2:
+            raise Contradiction("RoPE rotates pairs, so model.head must be even", where="model.head", fix="use 64 or 128")
+
+
+class OptimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    learning_rate: float = 1e-3
+    warmup_steps: int = 100
+    schedule: Literal["wsd", "cosine", "constant"] = "wsd"
+    decay_fraction: float = 0.2
+    """wsd: the last part of the run over which the rate falls linearly to `final_fraction`."""
+    final_fraction: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    """On matrices only; norms and other vectors are not decayed."""
+    clip_norm: float = 1.0
+    """Global gradient norm; 0: no clipping."""
+
+
+class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    spike_sigmas: float = 6.0
+    """A loss or gradient norm this many standard deviations above its running mean is a spike; 0: only non-finite counts."""
+    warmup_updates: int = 100
+    policy: Literal["skip", "stop", "rollback"] = "skip"
+
+
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    steps: int = 1000
+    minutes_max: float = 0.0
+    """Hard cap on training time over all attempts: the run ends at the next agreed step; 0: none. Schedules read `step` alone."""
+    microbatches: int = 1
+    precision: Literal["f32", "bf16"] = "f32"
+    """Compute type; parameters and optimizer state are f32."""
+    unroll: bool = False
+    """Run layers unrolled instead of by scan; the stacked parameters are the same."""
+    remat: Literal["none", "full"] = "none"
+    mesh: dict[str, int] = {}
+    """Mesh axis -> size, for example {fsdp = 8}; empty: every device on fsdp."""
+    eval_every_steps: int = 200
+    eval_rows_max: int = 64
+    """Rows of each held-out store used by an evaluation in the loop; the final one uses all."""
+    sample_prompts: tuple[str, ...] = ()
+    sample_tokens: int = 96
+    sample_temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        unknown = [axis for axis in self.mesh if axis not in MESH_AXES]
+        if unknown:
+            raise Contradiction(
+                f"no mesh axis is called {unknown[0]!r}", where="train.mesh", fix=f"use one of {', '.join(MESH_AXES)}"
+            )
+        if any(size < 1 for size in self.mesh.values()):
+            raise LayoutError("a mesh axis has at least 1 device", where="train.mesh", fix="leave the axis out")
+        if self.steps < 1 or self.microbatches < 1 or self.minutes_max < 0:
+            raise Contradiction(
+                "steps and microbatches are at least 1, minutes_max at least 0", where="train", fix="raise them"
+            )
