@@ -24,6 +24,10 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:
-            raise Contradiction("at least one checkpoint is kept", where="checkpoint.keep_last", fix="set it to 1 or more")
+            raise Contradiction(
+                "at least one checkpoint is kept", where="checkpoint.keep_last", fix="set it to 1 or more"
+            )
         if self.every_steps < 0 or self.every_s < 0 or self.deadline_s <= 0 or self.grace_s < 0:
-            raise Contradiction("times and steps cannot be negative", where="checkpoint", fix="use 0 to switch a cadence off")
+            raise Contradiction(
+                "times and steps cannot be negative", where="checkpoint", fix="use 0 to switch a cadence off"
+            )

@@ -330,7 +330,8 @@ class LocalPlatform(Platform):
         log = None if log_path is None else open(log_path, "ab")
         try:
             popen = subprocess.Popen(
-                command, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
             )
         finally:
             if log is not None:

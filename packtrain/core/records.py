@@ -73,7 +73,7 @@ class TrainerStarted(Record, tag="trainer_started"):
     peak_flops_per_s: float
     """Best matmul rate measured on the spot, all local devices together."""
     digest_repeats: bool
-    """Whether this executable gave one gradient digest twice for one batch (else guard verdicts on hardware are UNKNOWN)."""
+    """Whether this executable gave one gradient digest twice for one batch; if not, hardware verdicts are UNKNOWN."""
 
 
 class StepDone(Record, tag="step"):

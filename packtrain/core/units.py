@@ -27,7 +27,7 @@ def duration_text(seconds: float) -> str:
     """`3725` -> `1h02m`; seconds in."""
     if seconds < 60:
         return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
-    minutes, s = divmod(int(round(seconds)), 60)
+    minutes, s = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes}m{s:02d}s"
     hours, minutes = divmod(minutes, 60)

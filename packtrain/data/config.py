@@ -33,4 +33,6 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 fix="raise them, for example --set data.batch_rows=16 --set data.length=256",
             )
         if any(use.weight <= 0 for use in self.stores):
-            raise Contradiction("store weights must be above zero", where="data.stores", fix="leave out the store instead")
+            raise Contradiction(
+                "store weights must be above zero", where="data.stores", fix="leave out the store instead"
+            )

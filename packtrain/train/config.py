@@ -43,7 +43,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 fix="choose kv_heads that divides heads",
             )
         if self.head % 2:
-            raise Contradiction("RoPE rotates pairs, so model.head must be even", where="model.head", fix="use 64 or 128")
+            raise Contradiction(
+                "RoPE rotates pairs, so model.head must be even", where="model.head", fix="use 64 or 128"
+            )
 
 
 class OptimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +66,7 @@ class OptimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spike_sigmas: float = 6.0
-    """A loss or gradient norm this many standard deviations above its running mean is a spike; 0: only non-finite counts."""
+    """A loss or gradient norm so many standard deviations above its running mean is a spike; 0: only non-finite."""
     warmup_updates: int = 100
     policy: Literal["skip", "stop", "rollback"] = "skip"
 
@@ -72,7 +74,8 @@ class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     steps: int = 1000
     minutes_max: float = 0.0
-    """Hard cap on training time over all attempts: the run ends at the next agreed step; 0: none. Schedules read `step` alone."""
+    """Hard cap on training time over all attempts: the run ends at the next agreed step; 0: none.
+    Schedules read `step` alone."""
     microbatches: int = 1
     precision: Literal["f32", "bf16"] = "f32"
     """Compute type; parameters and optimizer state are f32."""

@@ -1,0 +1,52 @@
+# The verbs of this repository. PYTHON=/path/to/python chooses the interpreter the environments are made with.
+# Each environment has a stamp, so a second call installs nothing.
+
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help first-light test lint soak-ci bench-help ratchet clean
+
+help:
+	@echo "make first-light   install, then train a small language model on this machine's own text (about 6 minutes)"
+	@echo "make test          install, lint, and run every test that needs no long wait"
+	@echo "make lint          ruff, mypy and the import arrows"
+	@echo "make soak-ci       200 kills with JAX workers, real stalls, torch and transformers (25 minutes, at most 40)"
+	@echo "make bench-help    how long packtrain --help takes"
+	@echo "make ratchet       record shorter functions in tests/house/ratchet.json"
+	@echo "make clean         remove environments and caches; runs/ and stores/ stay"
+
+.venv/installed: pyproject.toml setup/make-venv setup/find-python
+	@setup/make-venv .venv train,dev
+
+.venv-soak/installed: pyproject.toml setup/make-venv setup/find-python
+	@setup/make-venv .venv-soak train,dev,interop-test
+
+.venv-base/installed: pyproject.toml setup/make-venv setup/find-python
+	@setup/make-venv .venv-base ""
+
+first-light: .venv/installed
+	@.venv/bin/packtrain first-light
+
+test: lint
+	@.venv/bin/python -m pytest
+
+lint: .venv/installed
+	@.venv/bin/ruff check
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+
+# pytest skips what it has not begun after 40 minutes and says so; the outer limit is for a test that hangs.
+soak-ci: .venv-soak/installed .venv-base/installed
+	@PACKTRAIN_BASE_PYTHON=.venv-base/bin/python timeout --signal=INT --kill-after=60 2700 \
+	  .venv-soak/bin/python -m pytest -m "soak or interop" --stop-after-minutes=40
+
+bench-help: .venv/installed
+	@.venv/bin/python bench/help.py
+
+ratchet: .venv/installed
+	@.venv/bin/python -m tests.house.ratchet
+
+clean:
+	rm -rf .venv .venv-soak .venv-base build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
+	  .import_linter_cache .hypothesis
+	find packtrain tests bench -name __pycache__ -type d -exec rm -rf {} +
