@@ -137,6 +137,12 @@ class SaveFailed(AgainError):
     name = "checkpoint.save_failed"
 
 
+class CarrierLost(AgainError):
+    """The process that carries checkpoints away ended, hung or cannot be reached."""
+
+    name = "checkpoint.carrier_lost"
+
+
 class CommitUnknown(AgainError):
     """The state of the commit log cannot be known now; no attempt may begin on it."""
 

@@ -1,0 +1,664 @@
+"""The seam between any trainer and everything else. Standard library only; usable from a PyTorch job by copying names.
+
+A job is a process: environment in; beats out; a checkpoint; an exit code. Nothing here imports a framework, and a
+program may use one part and leave the rest. What the supervisor puts into the environment of each worker:
+
+    variable              example               meaning
+    PACKTRAIN_RUN         /data/runs/small      run folder; absent when the program is run by hand
+    PACKTRAIN_ATTEMPT     7                     number of this start of all workers
+    PACKTRAIN_RESTORE     41:9f86d08...         commit and digest to restore, chosen once for all ranks; or
+    PACKTRAIN_FRESH       1                     start from nothing; `restore()` refuses when neither or both are set
+    PACKTRAIN_CARRIER     /run/pt/carrier       unix stream of the process that carries checkpoints away
+    PACKTRAIN_SOCKET      /run/pt/beats         unix datagram socket of the local agent, for beats
+    PACKTRAIN_CONTROL     /data/.../control.json  small file, replaced atomically: the order in force; stat it once a step
+    PACKTRAIN_GRACE_S     60                    seconds from SIGTERM or "stop" to SIGKILL
+    PACKTRAIN_NODE        node-17               name of this node
+    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT   as torchrun sets them
+
+Exit codes: 0 done, 75 restart me (also: stopped on request), 78 never restart (configuration). A whole client:
+
+    place = contract.Place.from_env(os.environ)
+    restore = contract.restore(os.environ)                   # None: fresh
+    beats = contract.Beats(place.socket, place.attempt, place.rank)
+    control = contract.Control(place.control, sigterm=True)
+    ...each step:  beats.step_done(step);  order = contract.agree(all_reduce_max, control.poll())
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple
+
+# Relative, so that a copy of this folder works under any name.
+from .errors import EXIT_AGAIN as EXIT_AGAIN
+from .errors import EXIT_CONFIG as EXIT_CONFIG
+from .errors import EXIT_DONE as EXIT_DONE
+from .errors import BadValue, CarrierLost, NeitherRestoreNorFresh
+
+RUN = "PACKTRAIN_RUN"
+ATTEMPT = "PACKTRAIN_ATTEMPT"
+RESTORE = "PACKTRAIN_RESTORE"
+FRESH = "PACKTRAIN_FRESH"
+CARRIER = "PACKTRAIN_CARRIER"
+SOCKET = "PACKTRAIN_SOCKET"
+CONTROL = "PACKTRAIN_CONTROL"
+GRACE_S = "PACKTRAIN_GRACE_S"
+NODE = "PACKTRAIN_NODE"
+RANK = "RANK"
+WORLD_SIZE = "WORLD_SIZE"
+LOCAL_RANK = "LOCAL_RANK"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
+
+PHASES = ("init", "compile", "restore", "data", "step", "rerun", "save", "eval", "pause", "other")
+ORDER_LAG = 2
+"""The highest order id in the output of step k is obeyed by every rank after step k + ORDER_LAG."""
+BEAT_BYTES_MAX = 4096
+ORDER_BYTES_MAX = 4096
+LINE_BYTES_MAX = 1 << 20
+INT32_MAX = (1 << 31) - 1
+INT64_MAX = (1 << 63) - 1
+
+
+def boot_ns() -> int:
+    """Nanoseconds since boot, counting suspend."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+# --- crc32c ------------------------------------------------------------------------------------------
+
+
+def _crc_tables() -> tuple[tuple[int, ...], ...]:
+    """Eight tables for slicing by 8, of the Castagnoli polynomial (reflected)."""
+    first = list(range(256))
+    for _ in range(8):
+        first = [(c >> 1) ^ (0x82F63B78 if c & 1 else 0) for c in first]
+    tables = [first]
+    for _ in range(7):
+        tables.append([first[c & 255] ^ (c >> 8) for c in tables[-1]])
+    return tuple(tuple(table) for table in tables)
+
+
+_CRC = _crc_tables()
+
+
+def crc32c(data: bytes | memoryview, crc: int = 0) -> int:
+    """CRC-32C of `data`, continuing from `crc`. Source: RFC 3720 B.4; slicing as in Kounavis and Berry, 2005."""
+    t0, t1, t2, t3, t4, t5, t6, t7 = _CRC
+    view = memoryview(data).cast("B")
+    whole = len(view) & ~7
+    crc ^= 0xFFFFFFFF
+    for a, b in struct.iter_unpack("<II", view[:whole]):
+        a ^= crc
+        crc = (
+            t7[a & 255] ^ t6[a >> 8 & 255] ^ t5[a >> 16 & 255] ^ t4[a >> 24]
+            ^ t3[b & 255] ^ t2[b >> 8 & 255] ^ t1[b >> 16 & 255] ^ t0[b >> 24]
+        )
+    for byte in view[whole:]:
+        crc = t0[(crc ^ byte) & 255] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+# --- environment -------------------------------------------------------------------------------------
+
+
+class Restore(NamedTuple):
+    """What to restore: the number of a commit and the digest of its manifest."""
+
+    commit: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands: the environment, parsed. Defaults are those of a program run by hand."""
+
+    run: str = ""
+    attempt: int = 0
+    restore: Restore | None = None
+    fresh: bool = False
+    carrier: str = ""
+    socket: str = ""
+    control: str = ""
+    grace_s: float = 60.0
+    node: str = ""
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    master_addr: str = ""
+    master_port: int = 0
+
+    @staticmethod
+    def from_env(env: Mapping[str, str]) -> Place:
+        """Raises BadValue naming the variable that cannot be read."""
+        return Place(
+            run=env.get(RUN, ""), attempt=_integer(env, ATTEMPT, 0), restore=_restore_value(env), fresh=_fresh_value(env),
+            carrier=env.get(CARRIER, ""), socket=env.get(SOCKET, ""), control=env.get(CONTROL, ""),
+            grace_s=_seconds(env, GRACE_S, 60.0), node=env.get(NODE, ""),
+            rank=_integer(env, RANK, 0), world_size=_integer(env, WORLD_SIZE, 1),
+            local_rank=_integer(env, LOCAL_RANK, 0), local_world_size=_integer(env, LOCAL_WORLD_SIZE, 1),
+            master_addr=env.get(MASTER_ADDR, ""), master_port=_integer(env, MASTER_PORT, 0),
+        )
+
+
+def worker_env(place: Place) -> dict[str, str]:
+    """The variables that make `Place.from_env` return `place`; those that say nothing are left out."""
+    values = {
+        RUN: place.run, ATTEMPT: str(place.attempt),
+        RESTORE: f"{place.restore.commit}:{place.restore.digest}" if place.restore else "",
+        FRESH: "1" if place.fresh else "", CARRIER: place.carrier, SOCKET: place.socket, CONTROL: place.control,
+        GRACE_S: repr(place.grace_s), NODE: place.node, RANK: str(place.rank), WORLD_SIZE: str(place.world_size),
+        LOCAL_RANK: str(place.local_rank), LOCAL_WORLD_SIZE: str(place.local_world_size),
+        MASTER_ADDR: place.master_addr, MASTER_PORT: str(place.master_port) if place.master_port else "",
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def restore(env: Mapping[str, str]) -> Restore | None:
+    """What to restore, or None for a fresh start. Raises NeitherRestoreNorFresh, so nothing starts at random in silence."""
+    chosen, fresh = _restore_value(env), _fresh_value(env)
+    if (chosen is None) != fresh:
+        said = f"both {RESTORE} and {FRESH} are" if fresh else f"neither {RESTORE} nor {FRESH} is"
+        raise NeitherRestoreNorFresh(
+            f"{said} set, and nothing starts from random by accident",
+            where="environment", fix=f"set exactly one: {RESTORE}=<commit>:<digest>, or {FRESH}=1",
+        )
+    return chosen
+
+
+def _restore_value(env: Mapping[str, str]) -> Restore | None:
+    text = env.get(RESTORE, "")
+    if not text:
+        return None
+    number, _, digest = text.partition(":")
+    plain = text.isascii() and number.isdigit() and digest.isalnum() and len(number) <= 18 and len(digest) <= 256
+    if not plain or int(number) == 0:
+        raise _bad(RESTORE, text, "<commit>:<digest>, a commit number above 0 and letters and digits")
+    return Restore(int(number), digest)
+
+
+def _fresh_value(env: Mapping[str, str]) -> bool:
+    text = env.get(FRESH, "")
+    if text not in ("", "0", "1"):
+        raise _bad(FRESH, text, "1 or nothing")
+    return text == "1"
+
+
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= INT32_MAX):
+        raise _bad(name, text, f"a whole number from 0 to {INT32_MAX}")
+    return int(text)
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name, "") or repr(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise _bad(name, text, "seconds above zero")
+    return value
+
+
+def _bad(name: str, text: str, allowed: str) -> BadValue:
+    return BadValue(f"{name} is {text[:200]!r}, not {allowed}", where=f"environment variable {name}", fix=f"set {allowed}")
+
+
+# --- orders ------------------------------------------------------------------------------------------
+
+
+class Word(IntEnum):
+    """What a world can be told. Programs outside train/ are sent only SAVE, STOP and DRAIN."""
+
+    NONE = 0
+    SAVE = 1
+    STOP = 2
+    """Save, then exit 75."""
+    DRAIN = 3
+    """STOP, because the node is going away."""
+    PAUSE = 4
+    RESUME = 5
+    SKIP = 6
+    """Skip a window of data: a = from data index, b = count."""
+    FINISH = 7
+    """Training has reached its end: save and exit 0."""
+
+
+class Order(NamedTuple):
+    """One word with a strictly growing id; as a tuple it is the row of int32 that a rank puts into the step."""
+
+    id: int
+    word: Word
+    a: int = 0
+    b: int = 0
+
+
+NO_ORDER = Order(0, Word.NONE)
+
+
+def order_bytes(order: Order) -> bytes:
+    """What the control file holds: one line of JSON whose last field is the crc32c of what stands before `,"crc":`."""
+    assert all(0 <= value <= INT32_MAX for value in order), order
+    fields = {"id": order.id, "word": order.word.name.lower(), "a": order.a, "b": order.b}
+    body = json.dumps(fields, separators=(",", ":"))[:-1].encode()
+    return b'%s,"crc":%d}\n' % (body, crc32c(body))
+
+
+def parse_order(data: bytes) -> Order | None:
+    """The order in a control file, or None when anything about it is damaged."""
+    body, separator, _ = data.rpartition(b',"crc":')
+    fields = _json_object(data, ORDER_BYTES_MAX)
+    if fields is None or not separator or fields.get("crc") != crc32c(body):
+        return None
+    numbers = [fields.get(key) for key in ("id", "a", "b")]
+    word = _WORDS.get(str(fields.get("word")))
+    if word is None or not all(_is_int(value, INT32_MAX) for value in numbers):
+        return None
+    return Order(fields["id"], word, fields["a"], fields["b"])
+
+
+_WORDS = {word.name.lower(): word for word in Word}
+
+
+class Control:
+    """The order in force, as the loop sees it: one stat a poll, a read only when the file has changed.
+
+    With `sigterm=True` a SIGTERM becomes the order STOP, with an id above every other seen (main thread only).
+    """
+
+    def __init__(self, path: str | None, *, sigterm: bool = False) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._order = NO_ORDER
+        self._fd = -1
+        self._terminated = False
+        if sigterm:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def poll(self) -> Order | None:
+        """The order with the highest id so far, or None. Absent, damaged or older content changes nothing."""
+        if self._path:
+            self._look(self._path)
+        if self._terminated and self._order.word not in (Word.STOP, Word.DRAIN):
+            return Order(self._order.id + 1, Word.STOP)
+        return self._order if self._order.id else None
+
+    def _look(self, path: str) -> None:
+        try:
+            found = os.stat(path)
+            key = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if key == self._seen or not stat.S_ISREG(found.st_mode):
+                return
+            data = self._read(path)
+        except OSError:
+            return
+        self._seen = key
+        order = parse_order(data)
+        if order is not None and order.id > self._order.id:
+            self._order = order
+
+    def _read(self, path: str) -> bytes:
+        """The file stays open until the next is read, so that no later file can be given its inode number."""
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = fd
+        return os.read(fd, ORDER_BYTES_MAX + 1)
+
+    def _on_sigterm(self, signum: int, frame: object) -> None:
+        self._terminated = True
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def agree(all_reduce_max: Callable[[list[int]], list[int]], order: Order | None) -> Order:
+    """The same order on every rank, for programs outside train/: call it at each step boundary, on all ranks.
+
+    `all_reduce_max`: elementwise maximum over ranks of a short list of int64. One number travels; two more only behind
+    an order that has arguments. The highest id wins; of two orders with one id, the higher word. NO_ORDER: go on.
+    """
+    mine = order or NO_ORDER
+    key = mine.id << 4 | mine.word
+    (highest,) = all_reduce_max([key])
+    agreed, word = highest >> 4, Word(highest & 15)
+    if word is not Word.SKIP:
+        return Order(agreed, word)
+    a, b = all_reduce_max([mine.a, mine.b] if key == highest else [0, 0])
+    return Order(agreed, word, a, b)
+
+
+# --- beats -------------------------------------------------------------------------------------------
+
+
+class Beat(NamedTuple):
+    """One beat as received. Of two beats of one process, the one with the higher `seq` is later in all its fields."""
+
+    seq: int
+    attempt: int
+    rank: int
+    pid: int
+    phase: str
+    step: int
+    """Batches consumed so far; -1: not known yet."""
+    ns: dict[str, int]
+    """Cumulative nanoseconds per phase; phases that took none may be absent."""
+
+
+class _State(NamedTuple):
+    phase: str
+    step: int
+    ns: tuple[int, ...]
+    """Per phase, up to `since_ns`."""
+    since_ns: int
+    changing: bool = False
+
+    def at(self, now_ns: int) -> tuple[int, ...]:
+        here = PHASES.index(self.phase)
+        return tuple(ns + (now_ns - self.since_ns if i == here else 0) for i, ns in enumerate(self.ns))
+
+
+class _Sender:
+    """A datagram socket that never blocks and never fails; each thread has its own, so no count is shared."""
+
+    def __init__(self, path: str | None) -> None:
+        self.lost = 0
+        self._path = path
+        self._socket: socket.socket | None = None
+        if path:
+            with suppress(OSError):
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+                self._socket.setblocking(False)
+
+    def send(self, data: bytes) -> None:
+        if not self._path:
+            return
+        try:
+            if self._socket is None:
+                raise OSError("no socket could be made")
+            self._socket.sendto(data, self._path)
+        except OSError:
+            self.lost += 1
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+class Beats:
+    """Says where the time goes: a beat at each phase change and step end, repeated each second by a thread.
+
+    The loop and the thread share one immutable tuple and no lock. The loop marks the tuple as changing, takes the
+    sequence number and the time, and swaps in the next; the thread drops what it computed when the tuple was marked
+    or another by then. So sequence, time and content of all beats have one order, and their sum is the time since
+    construction, to the nanosecond. Without `socket_path` (run by hand) everything works and nothing is sent.
+    """
+
+    def __init__(
+        self, socket_path: str | None, attempt: int = 0, rank: int = 0, *,
+        clock: Callable[[], int] = boot_ns, repeat_s: float = 1.0,
+    ) -> None:
+        self._who = {"attempt": attempt, "rank": rank, "pid": os.getpid()}
+        self._clock = clock
+        self._repeat_s = repeat_s
+        self._seq = itertools.count(1)
+        self._state = _State("init", -1, (0,) * len(PHASES), clock())
+        self._ours, self._threads = _Sender(socket_path), _Sender(socket_path)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, name="packtrain-beats", daemon=True)
+        self._advance("init", -1)
+        if socket_path:
+            self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        """Beats that could not be sent."""
+        return self._ours.lost + self._threads.lost
+
+    @property
+    def phase(self) -> str:
+        return self._state.phase
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """From now on time belongs to `phase`. Called by the loop's thread only."""
+        self._advance(phase, self._state.step if step is None else step)
+
+    def step_done(self, step: int) -> None:
+        """`step`: batches consumed so far. The phase goes on."""
+        self._advance(self._state.phase, step)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Time inside belongs to `phase`, then again to the phase before it."""
+        before = self._state.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def totals(self) -> dict[str, int]:
+        """Cumulative nanoseconds per phase, all phases; the sum is the time since construction."""
+        state = self._state
+        return dict(zip(PHASES, state.at(self._clock()), strict=True))
+
+    def close(self) -> None:
+        """Send a last beat and end the thread."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+        self._advance(self._state.phase, self._state.step)
+        self._ours.close()
+        self._threads.close()
+
+    def _advance(self, phase: str, step: int) -> None:
+        assert phase in PHASES, phase
+        old = self._state
+        self._state = old._replace(changing=True)
+        seq, now_ns = next(self._seq), self._clock()
+        self._state = state = _State(phase, step, old.at(now_ns), now_ns)
+        self._ours.send(self._datagram(seq, state, now_ns))
+
+    def _repeat(self) -> None:
+        while not self._closing.wait(self._repeat_s):
+            for _ in range(3):
+                if self._repeat_once():
+                    break
+
+    def _repeat_once(self) -> bool:
+        """False when the loop moved meanwhile (it has sent a beat itself then)."""
+        state = self._state
+        seq, now_ns = next(self._seq), self._clock()
+        if state.changing or state is not self._state:
+            return False
+        self._threads.send(self._datagram(seq, state, now_ns))
+        return True
+
+    def _datagram(self, seq: int, state: _State, now_ns: int) -> bytes:
+        ns = {phase: n for phase, n in zip(PHASES, state.at(now_ns), strict=True) if n}
+        beat = {"seq": seq, **self._who, "phase": state.phase, "step": state.step, "ns": ns}
+        return json.dumps(beat, separators=(",", ":")).encode()
+
+
+def parse_beat(data: bytes) -> Beat | None:
+    """The beat in a datagram, or None for anything else: size, types, phases and ranges are checked. Extra keys are ignored."""
+    fields = _json_object(data, BEAT_BYTES_MAX)
+    if fields is None:
+        return None
+    bounds = {"seq": INT64_MAX, "attempt": INT32_MAX, "rank": INT32_MAX, "pid": INT32_MAX}
+    if not all(_is_int(fields.get(key), most) for key, most in bounds.items()):
+        return None
+    phase, step, ns = fields.get("phase"), fields.get("step"), fields.get("ns")
+    if phase not in PHASES or not (_is_int(step, INT64_MAX) or (type(step) is int and step == -1)):
+        return None
+    if not isinstance(ns, dict) or not all(key in PHASES and _is_int(n, INT64_MAX) for key, n in ns.items()):
+        return None
+    return Beat(*(fields[key] for key in bounds), phase, fields["step"], ns)
+
+
+def _json_object(data: bytes, bytes_max: int) -> dict[str, Any] | None:
+    if len(data) > bytes_max:
+        return None
+    try:
+        value = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_int(value: object, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
+
+
+# --- carrier -----------------------------------------------------------------------------------------
+
+
+class CarrierClient:
+    """Hands saves to the carrier: JSON lines over a unix stream, from one thread. No call waits past its deadline.
+
+    An offer carries an `id` of the caller's. It is answered `accepted` or `busy` at once; each accepted offer has
+    exactly one outcome later, a dict with that `id`. When the carrier dies, the outcome of what it had accepted says so
+    under `error` (whether it was published is then not known), and the next offer connects anew.
+    """
+
+    def __init__(self, path: str, timeout_s: float = 10.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+        self._partial = b""
+        self._answers: dict[int, Literal["accepted", "busy"]] = {}
+        self._open: set[int] = set()
+        self._outcomes: list[dict[str, Any]] = []
+
+    def offer(self, message: dict[str, Any]) -> Literal["accepted", "busy"]:
+        """Raises CarrierLost when the carrier cannot be reached or does not answer within `timeout_s`."""
+        ticket, deadline = message["id"], time.monotonic() + self._timeout_s
+        assert type(ticket) is int and ticket not in self._open, f"offer id {ticket!r} is no new whole number"
+        line = json.dumps({**message, "op": "offer"}, separators=(",", ":")).encode() + b"\n"
+        self._send(line, deadline)
+        while (answer := self._answer(ticket)) is None:
+            if self._socket is None:
+                raise self._error("the carrier ended before it answered an offer")
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                self._lose("the carrier hangs")
+                raise self._error(f"the carrier did not answer an offer within {self._timeout_s} s")
+            self._receive(left_s)
+        return answer
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        """Outcomes that have arrived since the last call; does not wait."""
+        while self._receive(0.0):
+            pass
+        arrived, self._outcomes = self._outcomes, []
+        return arrived
+
+    def wait(self, ticket: int, timeout_s: float) -> dict[str, Any] | None:
+        """The outcome of one offer, or None when `timeout_s` passed first. Other outcomes stay for `outcomes()`."""
+        deadline = time.monotonic() + timeout_s
+        while (outcome := self._pop(ticket)) is None:
+            left_s = max(0.0, deadline - time.monotonic())
+            self._receive(left_s)
+            if left_s == 0.0 or self._socket is None:
+                return self._pop(ticket)
+        return outcome
+
+    def close(self) -> None:
+        """Leave. What was accepted goes on without us."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _pop(self, ticket: int) -> dict[str, Any] | None:
+        found = next((outcome for outcome in self._outcomes if outcome["id"] == ticket), None)
+        if found is not None:
+            self._outcomes.remove(found)
+        return found
+
+    def _send(self, line: bytes, deadline: float) -> None:
+        try:
+            if self._socket is None:
+                self._connect()
+            assert self._socket is not None
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            self._socket.sendall(line)
+        except OSError as error:
+            self._lose(str(error))
+            raise self._error(f"an offer could not be sent: {error}") from error
+
+    def _connect(self) -> None:
+        self._partial, self._answers = b"", {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(self._timeout_s)
+        self._socket.connect(self._path)
+
+    def _answer(self, ticket: int) -> Literal["accepted", "busy"] | None:
+        """An offer that was given up closed its connection, so no answer to it can come later."""
+        return self._answers.pop(ticket, None)
+
+    def _receive(self, timeout_s: float) -> bool:
+        """Read once, waiting at most `timeout_s`; False when nothing came or the carrier is lost."""
+        if self._socket is None:
+            return False
+        try:
+            self._socket.settimeout(timeout_s)
+            data = self._socket.recv(1 << 16)
+        except (BlockingIOError, TimeoutError):
+            return False
+        except OSError as error:
+            return self._lose(str(error))
+        if not data:
+            return self._lose("the carrier closed the connection")
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        return all([self._take(line) for line in lines]) and (
+            len(self._partial) <= LINE_BYTES_MAX or self._lose("a line from the carrier has no end")
+        )
+
+    def _take(self, line: bytes) -> bool:
+        message = _json_object(line, LINE_BYTES_MAX)
+        if message is None or type(message.get("id")) is not int:
+            return self._lose("the carrier sent a line that is no message")
+        ticket = message["id"]
+        match message.get("re"):
+            case "accepted":
+                self._answers[ticket] = "accepted"
+                self._open.add(ticket)
+            case "busy":
+                self._answers[ticket] = "busy"
+            case "outcome":
+                self._open.discard(ticket)
+                self._outcomes.append(message)
+        return True
+
+    def _lose(self, reason: str) -> Literal[False]:
+        """Close; what was accepted ends with an outcome that says the carrier was lost."""
+        self.close()
+        error = self._error(reason).as_dict()
+        self._outcomes += [{"re": "outcome", "id": ticket, "error": error} for ticket in sorted(self._open)]
+        self._open.clear()
+        return False
+
+    def _error(self, what: str) -> CarrierLost:
+        return CarrierLost(what, where=self._path, fix="a new carrier is started by the supervisor; offer the save again")
