@@ -10,7 +10,7 @@ program may use one part and leave the rest. What the supervisor puts into the e
     PACKTRAIN_FRESH       1                     start from nothing; `restore()` refuses when neither or both are set
     PACKTRAIN_CARRIER     /run/pt/carrier       unix stream of the process that carries checkpoints away
     PACKTRAIN_SOCKET      /run/pt/beats         unix datagram socket of the local agent, for beats
-    PACKTRAIN_CONTROL     /data/.../control.json  small file, replaced atomically: the order in force; stat it once a step
+    PACKTRAIN_CONTROL     /run/pt/control.json  small file, replaced atomically: the order in force; stat it once a step
     PACKTRAIN_GRACE_S     60                    seconds from SIGTERM or "stop" to SIGKILL
     PACKTRAIN_NODE        node-17               name of this node
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT   as torchrun sets them
@@ -29,23 +29,25 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
 import socket
-import stat
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
 # Relative, so that a copy of this folder works under any name.
-from .errors import EXIT_AGAIN as EXIT_AGAIN
-from .errors import EXIT_CONFIG as EXIT_CONFIG
-from .errors import EXIT_DONE as EXIT_DONE
-from .errors import BadValue, CarrierLost, NeitherRestoreNorFresh
+from .errors import EXIT_AGAIN, EXIT_CONFIG, EXIT_DONE, BadValue, CarrierLost, NeitherRestoreNorFresh
+from .wire import INT32_MAX, INT64_MAX, crc32c, is_count, json_object
+from .words import NO_ORDER, ORDER_LAG, Control, Order, Word, agree, order_bytes, parse_order
+
+__all__ = [
+    "ATTEMPT", "CARRIER", "CONTROL", "EXIT_AGAIN", "EXIT_CONFIG", "EXIT_DONE", "FRESH", "GRACE_S", "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE", "NO_ORDER", "ORDER_LAG", "PHASES", "RANK", "RESTORE",
+    "RUN", "SOCKET", "WORLD_SIZE", "Beat", "Beats", "CarrierClient", "Control", "Order", "Place", "Restore", "Word", "agree",
+    "boot_ns", "crc32c", "order_bytes", "parse_beat", "parse_order", "restore", "worker_env",
+]
 
 RUN = "PACKTRAIN_RUN"
 ATTEMPT = "PACKTRAIN_ATTEMPT"
@@ -64,52 +66,13 @@ MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 
 PHASES = ("init", "compile", "restore", "data", "step", "rerun", "save", "eval", "pause", "other")
-ORDER_LAG = 2
-"""The highest order id in the output of step k is obeyed by every rank after step k + ORDER_LAG."""
 BEAT_BYTES_MAX = 4096
-ORDER_BYTES_MAX = 4096
 LINE_BYTES_MAX = 1 << 20
-INT32_MAX = (1 << 31) - 1
-INT64_MAX = (1 << 63) - 1
 
 
 def boot_ns() -> int:
     """Nanoseconds since boot, counting suspend."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-# --- crc32c ------------------------------------------------------------------------------------------
-
-
-def _crc_tables() -> tuple[tuple[int, ...], ...]:
-    """Eight tables for slicing by 8, of the Castagnoli polynomial (reflected)."""
-    first = list(range(256))
-    for _ in range(8):
-        first = [(c >> 1) ^ (0x82F63B78 if c & 1 else 0) for c in first]
-    tables = [first]
-    for _ in range(7):
-        tables.append([first[c & 255] ^ (c >> 8) for c in tables[-1]])
-    return tuple(tuple(table) for table in tables)
-
-
-_CRC = _crc_tables()
-
-
-def crc32c(data: bytes | memoryview, crc: int = 0) -> int:
-    """CRC-32C of `data`, continuing from `crc`. Source: RFC 3720 B.4; slicing as in Kounavis and Berry, 2005."""
-    t0, t1, t2, t3, t4, t5, t6, t7 = _CRC
-    view = memoryview(data).cast("B")
-    whole = len(view) & ~7
-    crc ^= 0xFFFFFFFF
-    for a, b in struct.iter_unpack("<II", view[:whole]):
-        a ^= crc
-        crc = (
-            t7[a & 255] ^ t6[a >> 8 & 255] ^ t5[a >> 16 & 255] ^ t4[a >> 24]
-            ^ t3[b & 255] ^ t2[b >> 8 & 255] ^ t1[b >> 16 & 255] ^ t0[b >> 24]
-        )
-    for byte in view[whole:]:
-        crc = t0[(crc ^ byte) & 255] ^ (crc >> 8)
-    return crc ^ 0xFFFFFFFF
 
 
 # --- environment -------------------------------------------------------------------------------------
@@ -146,8 +109,9 @@ class Place:
     def from_env(env: Mapping[str, str]) -> Place:
         """Raises BadValue naming the variable that cannot be read."""
         return Place(
-            run=env.get(RUN, ""), attempt=_integer(env, ATTEMPT, 0), restore=_restore_value(env), fresh=_fresh_value(env),
-            carrier=env.get(CARRIER, ""), socket=env.get(SOCKET, ""), control=env.get(CONTROL, ""),
+            run=env.get(RUN, ""), attempt=_integer(env, ATTEMPT, 0),
+            restore=_restore_value(env), fresh=_fresh_value(env), carrier=env.get(CARRIER, ""),
+            socket=env.get(SOCKET, ""), control=env.get(CONTROL, ""),
             grace_s=_seconds(env, GRACE_S, 60.0), node=env.get(NODE, ""),
             rank=_integer(env, RANK, 0), world_size=_integer(env, WORLD_SIZE, 1),
             local_rank=_integer(env, LOCAL_RANK, 0), local_world_size=_integer(env, LOCAL_WORLD_SIZE, 1),
@@ -169,7 +133,7 @@ def worker_env(place: Place) -> dict[str, str]:
 
 
 def restore(env: Mapping[str, str]) -> Restore | None:
-    """What to restore, or None for a fresh start. Raises NeitherRestoreNorFresh, so nothing starts at random in silence."""
+    """What to restore, or None for a fresh start. Raises NeitherRestoreNorFresh when neither or both are asked for."""
     chosen, fresh = _restore_value(env), _fresh_value(env)
     if (chosen is None) != fresh:
         said = f"both {RESTORE} and {FRESH} are" if fresh else f"neither {RESTORE} nor {FRESH} is"
@@ -219,133 +183,7 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
 
 
 def _bad(name: str, text: str, allowed: str) -> BadValue:
-    return BadValue(f"{name} is {text[:200]!r}, not {allowed}", where=f"environment variable {name}", fix=f"set {allowed}")
-
-
-# --- orders ------------------------------------------------------------------------------------------
-
-
-class Word(IntEnum):
-    """What a world can be told. Programs outside train/ are sent only SAVE, STOP and DRAIN."""
-
-    NONE = 0
-    SAVE = 1
-    STOP = 2
-    """Save, then exit 75."""
-    DRAIN = 3
-    """STOP, because the node is going away."""
-    PAUSE = 4
-    RESUME = 5
-    SKIP = 6
-    """Skip a window of data: a = from data index, b = count."""
-    FINISH = 7
-    """Training has reached its end: save and exit 0."""
-
-
-class Order(NamedTuple):
-    """One word with a strictly growing id; as a tuple it is the row of int32 that a rank puts into the step."""
-
-    id: int
-    word: Word
-    a: int = 0
-    b: int = 0
-
-
-NO_ORDER = Order(0, Word.NONE)
-
-
-def order_bytes(order: Order) -> bytes:
-    """What the control file holds: one line of JSON whose last field is the crc32c of what stands before `,"crc":`."""
-    assert all(0 <= value <= INT32_MAX for value in order), order
-    fields = {"id": order.id, "word": order.word.name.lower(), "a": order.a, "b": order.b}
-    body = json.dumps(fields, separators=(",", ":"))[:-1].encode()
-    return b'%s,"crc":%d}\n' % (body, crc32c(body))
-
-
-def parse_order(data: bytes) -> Order | None:
-    """The order in a control file, or None when anything about it is damaged."""
-    body, separator, _ = data.rpartition(b',"crc":')
-    fields = _json_object(data, ORDER_BYTES_MAX)
-    if fields is None or not separator or fields.get("crc") != crc32c(body):
-        return None
-    numbers = [fields.get(key) for key in ("id", "a", "b")]
-    word = _WORDS.get(str(fields.get("word")))
-    if word is None or not all(_is_int(value, INT32_MAX) for value in numbers):
-        return None
-    return Order(fields["id"], word, fields["a"], fields["b"])
-
-
-_WORDS = {word.name.lower(): word for word in Word}
-
-
-class Control:
-    """The order in force, as the loop sees it: one stat a poll, a read only when the file has changed.
-
-    With `sigterm=True` a SIGTERM becomes the order STOP, with an id above every other seen (main thread only).
-    """
-
-    def __init__(self, path: str | None, *, sigterm: bool = False) -> None:
-        self._path = path
-        self._seen: tuple[int, int, int] | None = None
-        self._order = NO_ORDER
-        self._fd = -1
-        self._terminated = False
-        if sigterm:
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-
-    def poll(self) -> Order | None:
-        """The order with the highest id so far, or None. Absent, damaged or older content changes nothing."""
-        if self._path:
-            self._look(self._path)
-        if self._terminated and self._order.word not in (Word.STOP, Word.DRAIN):
-            return Order(self._order.id + 1, Word.STOP)
-        return self._order if self._order.id else None
-
-    def _look(self, path: str) -> None:
-        try:
-            found = os.stat(path)
-            key = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if key == self._seen or not stat.S_ISREG(found.st_mode):
-                return
-            data = self._read(path)
-        except OSError:
-            return
-        self._seen = key
-        order = parse_order(data)
-        if order is not None and order.id > self._order.id:
-            self._order = order
-
-    def _read(self, path: str) -> bytes:
-        """The file stays open until the next is read, so that no later file can be given its inode number."""
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = fd
-        return os.read(fd, ORDER_BYTES_MAX + 1)
-
-    def _on_sigterm(self, signum: int, frame: object) -> None:
-        self._terminated = True
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-def agree(all_reduce_max: Callable[[list[int]], list[int]], order: Order | None) -> Order:
-    """The same order on every rank, for programs outside train/: call it at each step boundary, on all ranks.
-
-    `all_reduce_max`: elementwise maximum over ranks of a short list of int64. One number travels; two more only behind
-    an order that has arguments. The highest id wins; of two orders with one id, the higher word. NO_ORDER: go on.
-    """
-    mine = order or NO_ORDER
-    key = mine.id << 4 | mine.word
-    (highest,) = all_reduce_max([key])
-    agreed, word = highest >> 4, Word(highest & 15)
-    if word is not Word.SKIP:
-        return Order(agreed, word)
-    a, b = all_reduce_max([mine.a, mine.b] if key == highest else [0, 0])
-    return Order(agreed, word, a, b)
+    return BadValue(f"{name} is {text[:200]!r}, not {allowed}", where=f"environment: {name}", fix=f"set {allowed}")
 
 
 # --- beats -------------------------------------------------------------------------------------------
@@ -503,33 +341,22 @@ class Beats:
 
 
 def parse_beat(data: bytes) -> Beat | None:
-    """The beat in a datagram, or None for anything else: size, types, phases and ranges are checked. Extra keys are ignored."""
-    fields = _json_object(data, BEAT_BYTES_MAX)
+    """The beat in a datagram, or None for anything else: size, types, phases and ranges are checked.
+
+    Keys of later versions are ignored.
+    """
+    fields = json_object(data, BEAT_BYTES_MAX)
     if fields is None:
         return None
     bounds = {"seq": INT64_MAX, "attempt": INT32_MAX, "rank": INT32_MAX, "pid": INT32_MAX}
-    if not all(_is_int(fields.get(key), most) for key, most in bounds.items()):
+    if not all(is_count(fields.get(key), most) for key, most in bounds.items()):
         return None
     phase, step, ns = fields.get("phase"), fields.get("step"), fields.get("ns")
-    if phase not in PHASES or not (_is_int(step, INT64_MAX) or (type(step) is int and step == -1)):
+    if phase not in PHASES or not (is_count(step, INT64_MAX) or (type(step) is int and step == -1)):
         return None
-    if not isinstance(ns, dict) or not all(key in PHASES and _is_int(n, INT64_MAX) for key, n in ns.items()):
+    if not isinstance(ns, dict) or not all(key in PHASES and is_count(n, INT64_MAX) for key, n in ns.items()):
         return None
-    return Beat(*(fields[key] for key in bounds), phase, fields["step"], ns)
-
-
-def _json_object(data: bytes, bytes_max: int) -> dict[str, Any] | None:
-    if len(data) > bytes_max:
-        return None
-    try:
-        value = json.loads(data.decode())
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _is_int(value: object, most: int) -> bool:
-    return type(value) is int and 0 <= value <= most
+    return Beat(fields["seq"], fields["attempt"], fields["rank"], fields["pid"], fields["phase"], fields["step"], ns)
 
 
 # --- carrier -----------------------------------------------------------------------------------------
@@ -632,12 +459,12 @@ class CarrierClient:
         if not data:
             return self._lose("the carrier closed the connection")
         *lines, self._partial = (self._partial + data).split(b"\n")
-        return all([self._take(line) for line in lines]) and (
-            len(self._partial) <= LINE_BYTES_MAX or self._lose("a line from the carrier has no end")
-        )
+        if len(self._partial) > LINE_BYTES_MAX:
+            return self._lose("a line from the carrier has no end")
+        return all(self._take(line) for line in lines)
 
     def _take(self, line: bytes) -> bool:
-        message = _json_object(line, LINE_BYTES_MAX)
+        message = json_object(line, LINE_BYTES_MAX)
         if message is None or type(message.get("id")) is not int:
             return self._lose("the carrier sent a line that is no message")
         ticket = message["id"]
@@ -661,4 +488,4 @@ class CarrierClient:
         return False
 
     def _error(self, what: str) -> CarrierLost:
-        return CarrierLost(what, where=self._path, fix="a new carrier is started by the supervisor; offer the save again")
+        return CarrierLost(what, where=self._path, fix="a new carrier is started by the agent; offer again")
