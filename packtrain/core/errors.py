@@ -178,3 +178,15 @@ class NoProgress(OurError):
 
 class StoppedOnRequest(AgainError):
     name = "run.stopped_on_request"
+
+
+class WorkerCrashed(AgainError):
+    name = "run.worker_crashed"
+
+
+class WorkerSilent(AgainError):
+    name = "run.worker_silent"
+
+
+class WorkerRefused(ConfigError):
+    name = "run.worker_refused"

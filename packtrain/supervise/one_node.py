@@ -1,0 +1,360 @@
+"""What to do about a run on one node: a pure function of what is known and what just happened.
+
+The policy of the foreground. An attempt is one worker with one carrier beside it.
+
+    worker exits 0                      the run is done
+    worker exits 75 after an order      stopped, as asked
+    worker exits 75 because a last save found no home      stop: the same disk would refuse again
+    worker exits 75 otherwise           begin another attempt at once
+    worker exits 78                     stop, and never begin again: a configuration does not heal
+    anything else                       name the likely cause, begin another attempt at once
+    beats overdue                       SIGKILL, then as above
+    carrier exits                       another carrier on the same socket, the worker is not touched
+    asked to stop                       the word STOP, then SIGKILL once the grace is over; asked twice: SIGKILL at once
+
+Progress is a completed step above the highest one known; after `attempts_without_progress` attempts in a row without it
+the run stops. Time in which nobody looked (a suspended machine, a stopped foreground) counts against no deadline.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import msgspec
+
+from packtrain.core.errors import (
+    EXIT_AGAIN,
+    EXIT_CONFIG,
+    EXIT_DONE,
+    CarrierLost,
+    NoProgress,
+    PacktrainError,
+    StoppedOnRequest,
+    WorkerCrashed,
+    WorkerRefused,
+    WorkerSilent,
+)
+from packtrain.core.units import NS
+from packtrain.supervise.config import SuperviseConfig
+
+FIRST_BEAT_FACTOR = 2
+"""A worker may be silent this many times `beat_overdue_s` before its first beat: interpreters start slowly on busy machines."""
+UNWATCHED_NS = 2 * NS
+"""Two looks further apart than this: we were stopped, not the worker."""
+CARRIER_LIVED_NS = 60 * NS
+CARRIER_PAUSE_S_MAX = 30
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True):
+    """Frozen, by keyword."""
+
+
+# --- what happened ---------------------------------------------------------------------------------
+
+
+class Opened(Struct):
+    """The run is ours and its log is readable. `best_step`: the step of its restore point, -1 when it is new."""
+
+    best_step: int
+
+
+class Began(Struct):
+    """Worker and carrier of an attempt were started."""
+
+    ns: int
+
+
+class Heard(Struct):
+    """A beat, or a metric, that names the highest step completed so far (-1: none yet)."""
+
+    ns: int
+    step: int
+
+
+class Asked(Struct):
+    """A person, or the machine, asks to stop. `by`: SIGINT, SIGTERM, SIGHUP."""
+
+    ns: int
+    by: str
+
+
+class WorkerEnded(Struct):
+    """`status` as `Process.poll` gives it; `error`: the last error the worker journalled; `tail`: end of its log."""
+
+    ns: int
+    status: int
+    error: PacktrainError | None = None
+    tail: str = ""
+
+
+class CarrierGone(Struct):
+    ns: int
+    status: int
+
+
+class Tick(Struct):
+    ns: int
+
+
+Event = Opened | Began | Heard | Asked | WorkerEnded | CarrierGone | Tick
+
+
+# --- what to do ------------------------------------------------------------------------------------
+
+
+class Begin(Struct):
+    """Commit a new attempt and start its processes."""
+
+    reason: str
+
+
+class StartCarrier(Struct):
+    reason: str
+
+
+class OrderStop(Struct):
+    reason: str
+
+
+class Kill(Struct):
+    """SIGKILL the worker."""
+
+    reason: str
+
+
+class EndAttempt(Struct):
+    """The worker is gone: put away what belonged to its attempt."""
+
+    exit_code: int
+    reason: str
+
+
+class Warn(Struct):
+    """Something went wrong and the run goes on."""
+
+    error: PacktrainError
+
+
+class Finish(Struct):
+    """The last action: leave with this exit code. `error` is None when all is well."""
+
+    exit_code: int
+    reason: str
+    error: PacktrainError | None = None
+
+
+Action = Begin | StartCarrier | OrderStop | Kill | EndAttempt | Warn | Finish
+
+
+class State(Struct):
+    """All the policy knows. Nanoseconds since boot."""
+
+    config: SuperviseConfig
+    best_step: int = -1
+    """Highest completed step known before this attempt."""
+    attempt_step: int = -1
+    fruitless: int = 0
+    running: bool = False
+    stopping: str = ""
+    """Who asked to stop; empty: nobody."""
+    killed: str = ""
+    """Why we killed the worker; empty: we did not."""
+    kill_at_ns: int = 0
+    """When the grace ends; 0: no order was given."""
+    overdue_ns: int = 0
+    """When silence becomes death."""
+    looked_ns: int = 0
+    carrier_began_ns: int = 0
+    carrier_again_ns: int = 0
+    """When the next carrier may start; 0: one is running."""
+    carrier_failures: int = 0
+    finished: bool = False
+
+
+Step = tuple[State, list[Action]]
+
+
+def decide(state: State, event: Event) -> Step:
+    """The whole policy. Pure: the same state and event always give the same answer."""
+    if state.finished:
+        return state, []
+    match event:
+        case Opened():
+            return msgspec.structs.replace(state, best_step=event.best_step), [Begin(reason="the run was asked for")]
+        case Began():
+            return _began(state, event.ns), []
+        case Heard():
+            return _heard(state, event), []
+        case Asked():
+            return _asked(state, event)
+        case WorkerEnded():
+            return _worker_ended(state, event)
+        case CarrierGone():
+            return _carrier_gone(state, event)
+        case Tick():
+            return _tick(state, event.ns)
+
+
+def _began(state: State, ns: int) -> State:
+    return msgspec.structs.replace(
+        state, running=True, attempt_step=-1, killed="", kill_at_ns=0, looked_ns=ns, carrier_began_ns=ns,
+        overdue_ns=ns + round(FIRST_BEAT_FACTOR * state.config.beat_overdue_s * NS), carrier_again_ns=0, carrier_failures=0,
+    )
+
+
+def _heard(state: State, event: Heard) -> State:
+    overdue_ns = event.ns + round(state.config.beat_overdue_s * NS)
+    return msgspec.structs.replace(
+        state, overdue_ns=max(state.overdue_ns, overdue_ns) if state.attempt_step < 0 else overdue_ns,
+        attempt_step=max(state.attempt_step, event.step),
+    )
+
+
+def _asked(state: State, event: Asked) -> Step:
+    if not state.running:
+        return _finish(state, _stopped(f"{event.by} before an attempt began"))
+    if state.stopping:
+        reason = f"asked twice to stop ({event.by})"
+        return msgspec.structs.replace(state, killed=state.killed or reason), [Kill(reason=reason)]
+    kill_at_ns = event.ns + round(state.config.grace_s * NS)
+    return msgspec.structs.replace(state, stopping=event.by, kill_at_ns=kill_at_ns), [OrderStop(reason=event.by)]
+
+
+def _tick(state: State, ns: int) -> Step:
+    unwatched_ns = ns - state.looked_ns if ns - state.looked_ns > UNWATCHED_NS else 0
+    state = msgspec.structs.replace(
+        state, looked_ns=ns, overdue_ns=state.overdue_ns + unwatched_ns,
+        kill_at_ns=state.kill_at_ns and state.kill_at_ns + unwatched_ns,
+    )
+    if not state.running:
+        return state, []
+    actions: list[Action] = []
+    if state.carrier_again_ns and ns >= state.carrier_again_ns:
+        state = msgspec.structs.replace(state, carrier_again_ns=0, carrier_began_ns=ns)
+        actions.append(StartCarrier(reason="the carrier had ended"))
+    why = "" if state.killed else _why_kill(state, ns)
+    if why:
+        state = msgspec.structs.replace(state, killed=why)
+        actions.append(Kill(reason=why))
+    return state, actions
+
+
+def _why_kill(state: State, ns: int) -> str:
+    if state.kill_at_ns and ns >= state.kill_at_ns:
+        return f"not stopped {state.config.grace_s:g} s after it was asked to (supervise.grace_s)"
+    if ns >= state.overdue_ns:
+        return f"silent for {state.config.beat_overdue_s:g} s (supervise.beat_overdue_s)"
+    return ""
+
+
+def _carrier_gone(state: State, event: CarrierGone) -> Step:
+    if not state.running:
+        return state, []
+    failures = 0 if event.ns - state.carrier_began_ns > CARRIER_LIVED_NS else state.carrier_failures
+    pause_s = min(CARRIER_PAUSE_S_MAX, 2 ** (failures - 1)) if failures else 0
+    error = CarrierLost(
+        f"the carrier ended ({status_text(event.status)}); another one starts in {pause_s} s, the worker goes on",
+        where="carrier of this node", fix="see carrier.log beside the worker's log; a save under way is tried again",
+    )
+    state = msgspec.structs.replace(state, carrier_again_ns=event.ns + pause_s * NS, carrier_failures=failures + 1)
+    return state, [Warn(error=error)]
+
+
+# --- the end of an attempt -------------------------------------------------------------------------
+
+
+def _worker_ended(state: State, event: WorkerEnded) -> Step:
+    progressed = state.attempt_step > state.best_step
+    state = msgspec.structs.replace(
+        state, running=False, best_step=max(state.best_step, state.attempt_step),
+        fruitless=0 if progressed else state.fruitless + 1,
+    )
+    reason = _reason(state, event)
+    state, actions = _after(state, event, reason)
+    return state, [EndAttempt(exit_code=event.status, reason=reason), *actions]
+
+
+def _reason(state: State, event: WorkerEnded) -> str:
+    if state.killed:
+        return state.killed
+    match event.status:
+        case 0:
+            return "done"
+        case 75 if state.stopping:
+            return "stopped on request"
+        case 75:
+            return event.error.what if event.error else "the worker asked to be started again"
+        case 78:
+            return event.error.what if event.error else "the worker refused its configuration"
+    return diagnose(event.status, event.tail)
+
+
+def _after(state: State, event: WorkerEnded, reason: str) -> Step:
+    if event.status == EXIT_DONE:
+        return _finish(state, Finish(exit_code=EXIT_DONE, reason="done"))
+    if event.status == EXIT_CONFIG:
+        error = event.error or WorkerRefused(reason, where="the worker", fix=_last_line(event.tail) or "see its log")
+        return _finish(state, Finish(exit_code=EXIT_CONFIG, reason=reason, error=error))
+    if state.stopping:
+        return _finish(state, _stopped(reason, event))
+    if event.status == EXIT_AGAIN and event.error is not None and event.error.name == "checkpoint.save_failed":
+        return _finish(state, Finish(exit_code=EXIT_AGAIN, reason=reason, error=event.error))
+    if state.fruitless >= state.config.attempts_without_progress:
+        error = NoProgress(
+            f"{state.fruitless} attempts in a row completed no new step; the last one: {reason}",
+            where=f"after step {state.best_step}" if state.best_step >= 0 else "before the first step",
+            fix="read the worker's log; the same command tries again from the last published step",
+        )
+        return _finish(state, Finish(exit_code=error.exit_code, reason="no progress", error=error))
+    return state, [Warn(error=_crash(state, reason)), Begin(reason=reason)]
+
+
+def _crash(state: State, reason: str) -> PacktrainError:
+    kind = WorkerSilent if state.killed else WorkerCrashed
+    known = f"step {state.best_step}" if state.best_step >= 0 else "the start"
+    return kind(f"the worker ended: {reason}", where=f"highest completed step: {known}", fix="none: it is started again")
+
+
+def _stopped(reason: str, event: WorkerEnded | None = None) -> Finish:
+    clean = event is None or event.status == EXIT_AGAIN
+    what = "stopped on request" if clean else f"stopped on request, but not cleanly: {reason}"
+    error = StoppedOnRequest(what, fix="the same command goes on from the last published step")
+    if clean and event is not None and event.error is not None:
+        return Finish(exit_code=EXIT_AGAIN, reason=reason, error=event.error)
+    return Finish(exit_code=EXIT_AGAIN, reason=reason, error=error)
+
+
+def _finish(state: State, finish: Finish) -> Step:
+    return msgspec.structs.replace(state, finished=True), [finish]
+
+
+# --- causes ----------------------------------------------------------------------------------------
+
+LIKELY = {
+    signal.SIGKILL: "when nobody killed it, the kernel was out of memory (see dmesg)",
+    signal.SIGBUS: "often a memory-mapped file on a full disk or /dev/shm",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGABRT: "native code gave up",
+    signal.SIGILL: "native code built for another processor",
+}
+
+
+def status_text(status: int) -> str:
+    """`-9` -> `killed by SIGKILL`; `1` -> `exit code 1`."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def diagnose(status: int, tail: str) -> str:
+    """One line: how it ended, the likely cause, the last line of its log (hostile text: control characters are dropped)."""
+    likely = LIKELY.get(signal.Signals(-status)) if -status in set(signal.Signals) else None
+    return "; ".join(part for part in (status_text(status), likely, _last_line(tail)) if part)
+
+
+def _last_line(tail: str) -> str:
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    return "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
