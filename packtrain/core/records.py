@@ -15,6 +15,26 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     v: int = 1
 
 
+# --- the journal itself ------------------------------------------------------------------------------
+
+
+class SegmentBegan(Record, tag="segment_began"):
+    """First line of every journal segment; the reader consumes it, no fold sees it."""
+
+    first: int
+    """Sequence number of the first record after it; lower than one already read where a failed write was repeated."""
+    boot_id: str
+    wall_less_boot_ns: int
+    """Wall clock minus boot clock when the segment began: turns boot times into dates, for reports only."""
+
+
+class RecordsLost(Record, tag="records_lost"):
+    """The writer could not put `count` records on disk (they hold the sequence numbers before this one's)."""
+
+    count: int
+    error: str
+
+
 # --- a run and its attempts (written by whoever plays coordinator) -----------------------------------
 
 
@@ -142,6 +162,7 @@ class TrainingDone(Record, tag="training_done"):
 
 
 AnyRecord = (
-    RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone
+    SegmentBegan | RecordsLost
+    | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | SaveDone | TrainingDone
 )
