@@ -1,0 +1,73 @@
+"""The guard: judges a step before it is applied. A pure function of the step's numbers and of statistics in the state.
+
+The verdict says whether to apply; the digest says whether the same batch gave the same bits again. Statistics are
+part of the state, so a resumed run judges as an uncut one would.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from packtrain.train.config import GuardConfig
+from packtrain.train.model import Tree
+
+MEMORY_UPDATES = 128
+"""Running statistics weigh the last updates by about this many; before that every update counts alike."""
+LEAST_RELATIVE_DEVIATION = 0.01
+"""A deviation below this share of the mean is taken as this share: a flat loss must not make every ripple a spike."""
+
+
+class Verdict(IntEnum):
+    OK = 0
+    NON_FINITE = 1
+    SPIKE = 2
+
+
+class GuardStats(NamedTuple):
+    """Running mean and variance over applied updates, f32 scalars."""
+
+    loss_mean: jax.Array
+    loss_variance: jax.Array
+    norm_mean: jax.Array
+    norm_variance: jax.Array
+
+    @classmethod
+    def start(cls) -> GuardStats:
+        return cls(*(jnp.zeros((), jnp.float32) for _ in cls._fields))
+
+
+def judge(loss: jax.Array, norm: jax.Array, stats: GuardStats, updates: jax.Array, guard: GuardConfig) -> jax.Array:
+    """The verdict on a step with this loss and gradient norm, i32 (see Verdict). Any NaN or inf in a gradient is in its norm."""
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    spike = _far_above(loss, stats.loss_mean, stats.loss_variance, guard)
+    spike |= _far_above(norm, stats.norm_mean, stats.norm_variance, guard)
+    spike &= (updates >= max(guard.warmup_updates, 2)) & (guard.spike_sigmas > 0)
+    return jnp.where(finite, jnp.where(spike, Verdict.SPIKE, Verdict.OK), Verdict.NON_FINITE).astype(jnp.int32)
+
+
+def _far_above(x: jax.Array, mean: jax.Array, variance: jax.Array, guard: GuardConfig) -> jax.Array:
+    deviation = jnp.maximum(jnp.sqrt(variance), LEAST_RELATIVE_DEVIATION * jnp.abs(mean))
+    return x > mean + guard.spike_sigmas * deviation
+
+
+def learn(stats: GuardStats, loss: jax.Array, norm: jax.Array, updates: jax.Array) -> GuardStats:
+    """Statistics with one more applied update; `updates` counts those before it."""
+    share = 1.0 / jnp.minimum(updates.astype(jnp.float32) + 1, MEMORY_UPDATES)
+    loss_mean, loss_variance = _running(stats.loss_mean, stats.loss_variance, loss, share)
+    return GuardStats(loss_mean, loss_variance, *_running(stats.norm_mean, stats.norm_variance, norm, share))
+
+
+def _running(mean: jax.Array, variance: jax.Array, x: jax.Array, share: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Exponentially weighted mean and variance (West 1979); with share 1/n they are the plain ones."""
+    gap = x - mean
+    return mean + share * gap, (1 - share) * (variance + share * gap * gap)
+
+
+def digest(grads: Tree) -> jax.Array:
+    """u32: wrap-around sum of the bits of every element. Integer addition has no order, so no layout enters."""
+    sums = [jax.lax.bitcast_convert_type(g, jnp.uint32).sum(dtype=jnp.uint32) for g in jax.tree.leaves(grads)]
+    return jnp.stack(sums).sum(dtype=jnp.uint32)

@@ -1,0 +1,113 @@
+"""The state of a training run: one explicit tree. What is not in here does not survive a restart.
+
+Flattened, each leaf has a stable name (`params/layers/q`, `opt/mu/layers/q`, `guard/loss_mean`, `step`), a logical
+shape and named dims. None of them depends on the mesh or on how layers are executed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from packtrain.core.errors import WrongModel
+from packtrain.train import axes
+from packtrain.train.axes import ParamSpec
+from packtrain.train.config import ModelConfig, OptimConfig
+from packtrain.train.guard import GuardStats
+from packtrain.train.model import Tree, init_params, name_of, param_specs
+from packtrain.train.optim import direction
+
+LeafSpec = tuple[tuple[int, ...], str, tuple[str, ...]]
+"""(logical shape, dtype, dims) of one leaf."""
+
+
+class State(NamedTuple):
+    params: Tree
+    opt: Any
+    """Moments of the optimizer; its count is that of the updates applied."""
+    step: jax.Array
+    """i32: batches consumed on this lineage."""
+    updates: jax.Array
+    """i32: updates applied."""
+    updates_skipped: jax.Array
+    """i32: batches consumed without an update. step = updates + updates_skipped."""
+    tripped: jax.Array
+    """bool: a verdict was bad; steps are no-ops until a command clears it."""
+    guard: GuardStats
+
+
+def _start(model: ModelConfig, optim: OptimConfig, seed: jax.Array | int) -> State:
+    params = init_params(model, seed)
+    zero = jnp.zeros((), jnp.int32)
+    return State(params, direction(optim).init(params), zero, zero, zero, jnp.zeros((), bool), GuardStats.start())
+
+
+def _shapes(model: ModelConfig, optim: OptimConfig) -> State:
+    return jax.eval_shape(functools.partial(_start, model, optim), jax.ShapeDtypeStruct((), jnp.uint32))
+
+
+def _dims(model: ModelConfig, optim: OptimConfig) -> State:
+    """The same tree with a tuple of dims at each leaf: the optimizer's moments have those of their parameter."""
+    specs, shapes = param_specs(model), _shapes(model, optim)
+    params = jax.tree.map(lambda spec: spec.dims, specs)
+    opt = optax.tree_utils.tree_map_params(
+        direction(optim), lambda _, spec: spec.dims, shapes.opt, specs, transform_non_params=lambda _: ()
+    )
+    return State(params, opt, (), (), (), (), GuardStats(*[()] * len(GuardStats._fields)))
+
+
+def shardings(model: ModelConfig, optim: OptimConfig, mesh: Mesh) -> State:
+    """Where each leaf lies on `mesh`. Raises LayoutError where a size cannot be cut."""
+    shapes, dims = _shapes(model, optim), _dims(model, optim)
+    return jax.tree.map(lambda leaf, names: axes.sharding(names, leaf.shape, mesh), shapes, dims)
+
+
+def init_state(model: ModelConfig, optim: OptimConfig, seed: int, mesh: Mesh) -> State:
+    """A fresh state on `mesh`; its bits depend on the model and the seed only."""
+    start = jax.jit(functools.partial(_start, model, optim), out_shardings=shardings(model, optim, mesh))
+    return start(jnp.uint32(seed))
+
+
+def flatten(state: State) -> dict[str, Any]:
+    """name -> leaf, in the order of the tree."""
+    return {name_of(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]}
+
+
+def unflatten(leaves: dict[str, Any], model: ModelConfig, optim: OptimConfig) -> State:
+    """The inverse of `flatten`. Raises WrongModel where names or shapes are not those of this model."""
+    shapes = _shapes(model, optim)
+    check_leaves({name: tuple(leaf.shape) for name, leaf in leaves.items()}, model, optim)
+    return jax.tree.unflatten(jax.tree.structure(shapes), [leaves[name] for name in flatten(shapes)])
+
+
+def state_specs(model: ModelConfig, optim: OptimConfig) -> dict[str, LeafSpec]:
+    """name -> (logical shape, dtype, dims) of every leaf."""
+    shapes, dims = flatten(_shapes(model, optim)), _dims(model, optim)
+    names = jax.tree.structure(_shapes(model, optim)).flatten_up_to(dims)
+    return {name: (leaf.shape, str(leaf.dtype), of) for (name, leaf), of in zip(shapes.items(), names, strict=True)}
+
+
+def check_leaves(found: dict[str, tuple[int, ...]], model: ModelConfig, optim: OptimConfig) -> None:
+    """Raises WrongModel unless `found` (name -> shape) is exactly the state of this model and optimizer."""
+    wanted = {name: spec[0] for name, spec in state_specs(model, optim).items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise WrongModel(
+                f"{name} is {_shape_text(found.get(name))} here, {_shape_text(wanted.get(name))} in the model configured",
+                where=f"tensor {name}",
+                fix="restore with the model section of the run that saved it, or start another run with --new",
+            )
+
+
+def _shape_text(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else f"of shape {list(shape)}"
+
+
+def count_parameters(model: ModelConfig) -> int:
+    leaves = jax.tree.leaves(param_specs(model), is_leaf=lambda x: isinstance(x, ParamSpec))
+    return sum(functools.reduce(lambda a, b: a * b, spec.shape, 1) for spec in leaves)

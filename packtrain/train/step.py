@@ -1,0 +1,166 @@
+"""One training step: gradient of the global batch, verdict, and the update if it is good. All of it one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from packtrain.train import axes
+from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
+from packtrain.train.exchange import Exchange, Solo
+from packtrain.train.guard import Verdict, digest, judge, learn
+from packtrain.train.loss import nll_sum
+from packtrain.train.mesh import process_sharding
+from packtrain.train.model import Tree, param_specs
+from packtrain.train.optim import clipped, schedule, updated
+from packtrain.train.state import State, shardings
+
+BATCH_FIELDS = ("tokens_BL", "targets_BL", "weights_BL", "positions_BL", "starts_BL", "ends_BL")
+
+Batch = Mapping[str, jax.Array]
+Step = Callable[[State, Batch, jax.Array, jax.Array | int], tuple[State, "Out"]]
+
+
+class Command(IntEnum):
+    RUN = 0
+    """Run this batch; a no-op while tripped."""
+    RERUN = 1
+    """Clear tripped, run this batch."""
+    SKIP = 2
+    """Clear tripped, consume the batch without an update."""
+    PROBE = 3
+    """Compute digest and verdict, return the state bit for bit."""
+
+
+class Out(NamedTuple):
+    """What a step says, whole on every process. `ran` is False for a no-op; verdict is then 0 and the rest idle talk."""
+
+    loss: jax.Array
+    grad_norm: jax.Array
+    """Global norm before clipping."""
+    learning_rate: jax.Array
+    verdict: jax.Array
+    digest: jax.Array
+    ran: jax.Array
+    step: jax.Array
+    """Batches consumed, this one included."""
+    nll_sum: jax.Array
+    weight_sum: jax.Array
+    orders_R4: jax.Array
+    """Every process's row of orders."""
+
+
+def gradient_sums(
+    params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh
+) -> tuple[tuple[jax.Array, Tree], jax.Array]:
+    """((sum(w * nll), its gradient), sum(w)) over the batch, microbatch after microbatch, added in f32."""
+    value_and_grad = jax.value_and_grad(lambda p, part: nll_sum(p, part, model, train, mesh))
+    weight = batch["weights_BL"].sum()
+    if train.microbatches == 1:
+        return value_and_grad(params, batch), weight
+
+    def add(sums: Tree, part: Batch) -> tuple[Tree, None]:
+        return jax.tree.map(jnp.add, sums, value_and_grad(params, part)), None
+
+    zeros = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
+    return jax.lax.scan(add, zeros, split_rows(batch, train.microbatches))[0], weight
+
+
+def split_rows(batch: Batch, microbatches: int) -> Batch:
+    """[B, L] -> [microbatches, B / microbatches, L]. Neighbours go to different parts, so every device deals from its own rows."""
+    return {
+        name: x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()
+    }
+
+
+def global_norm(grads: Tree) -> jax.Array:
+    return jnp.sqrt(jnp.stack([jnp.square(g).sum() for g in jax.tree.leaves(grads)]).sum())
+
+
+def make_step(
+    model: ModelConfig, optim: OptimConfig, guard: GuardConfig, train: TrainConfig, mesh: Mesh, exchange: Exchange | None = None
+) -> Step:
+    """The compiled step: (state, batch, orders_R4, command) -> (state, Out). The state is donated.
+
+    `batch` comes from `place_batch`, `orders_R4` from `place_orders`. A bad verdict, a no-op and PROBE return the state
+    bit for bit, but for `tripped`. Raises LayoutError when the model does not fit the mesh.
+    """
+    between = exchange or Solo()
+    rate_at, specs = schedule(optim, train.steps), param_specs(model)
+
+    def step(state: State, batch: Batch, orders_R4: jax.Array, command: jax.Array) -> tuple[State, Out]:
+        (sums, grads), weight = between.reduce(*gradient_sums(state.params, batch, model, train, mesh))
+        loss, grads = sums / weight, jax.tree.map(lambda g: g / weight, grads)
+        norm, rate = global_norm(grads), rate_at(state.step)
+        verdict = judge(loss, norm, state.guard, state.updates, guard)
+
+        ran = (command != Command.RUN) | ~state.tripped
+        takes = ran & ((command == Command.RUN) | (command == Command.RERUN))
+        applies, skips = takes & (verdict == Verdict.OK), command == Command.SKIP
+
+        def apply(kept: Tree) -> Tree:
+            params, opt, stats = kept
+            params, opt = updated(params, opt, clipped(grads, norm, optim.clip_norm), specs, rate, optim)
+            return params, opt, learn(stats, loss, norm, state.updates)
+
+        # A conditional on donated buffers, not a select over the tree: a select would hold both trees (half the state more).
+        params, opt, stats = jax.lax.cond(applies, apply, lambda kept: kept, (state.params, state.opt, state.guard))
+        state = State(
+            params, opt,
+            step=state.step + (applies | skips),
+            updates=state.updates + applies,
+            updates_skipped=state.updates_skipped + skips,
+            tripped=jnp.where(takes, verdict != Verdict.OK, state.tripped & ~skips),
+            guard=stats,
+        )
+        verdict = jnp.where(ran, verdict, Verdict.OK)
+        return state, Out(loss, norm, rate, verdict, digest(grads), ran, state.step, sums, weight, orders_R4)
+
+    layout, whole = shardings(model, optim, mesh), axes.replicated(mesh)
+    return jax.jit(step, donate_argnums=0, out_shardings=(layout, Out(*[whole] * len(Out._fields))))
+
+
+def make_eval(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Callable[[Tree, Batch], tuple[jax.Array, jax.Array]]:
+    """The compiled evaluation: (params, batch) -> (sum(w * nll), sum(w)), whole on every process."""
+
+    def evaluate(params: Tree, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        return nll_sum(params, batch, model, train, mesh), batch["weights_BL"].sum()
+
+    whole = axes.replicated(mesh)
+    return jax.jit(evaluate, out_shardings=(whole, whole))
+
+
+def place_batch(batch: Any, mesh: Mesh, microbatches: int) -> dict[str, jax.Array]:
+    """The global batch on the mesh: dict of [B, L] arrays, each process filling only what its devices hold.
+
+    Rows are padded with weight 0 (and empty key intervals) to a multiple of devices-on-rows x microbatches. Every process
+    hands in the same global batch. Raises LayoutError when the length does not divide over its axis.
+    """
+    multiple = axes.devices_on("rows", mesh) * microbatches
+    fields = {name: _padded(np.asarray(getattr(batch, name)), multiple) for name in BATCH_FIELDS}
+    return {name: _placed(x, mesh) for name, x in fields.items()}
+
+
+def _padded(x: np.ndarray, multiple: int) -> np.ndarray:
+    short = -len(x) % multiple
+    return np.pad(x, ((0, short), (0, 0))) if short else x
+
+
+def _placed(x: np.ndarray, mesh: Mesh) -> jax.Array:
+    return jax.make_array_from_callback(x.shape, axes.sharding(("rows", "length"), x.shape, mesh), lambda index: x[index])
+
+
+def place_orders(row: Any, mesh: Mesh) -> jax.Array:
+    """This process's row of orders (4 integers) as its part of the int32 [ranks, 4] array a step takes.
+
+    Row r lies on the devices of process r; the step returns all rows to all processes.
+    """
+    row_14 = np.asarray(row, np.int32).reshape(1, 4)
+    ranks = jax.process_count()
+    return jax.make_array_from_callback((ranks, 4), process_sharding(mesh), lambda index: row_14)
