@@ -133,6 +133,12 @@ class CheckpointDamaged(AgainError):
     name = "checkpoint.damaged"
 
 
+class FormatUnknown(ConfigError):
+    """Written by a later version of this format."""
+
+    name = "checkpoint.format_unknown"
+
+
 class SaveFailed(AgainError):
     name = "checkpoint.save_failed"
 
