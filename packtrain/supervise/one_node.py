@@ -19,8 +19,7 @@ the run stops. Time in which nobody looked (a suspended machine, a stopped foreg
 from __future__ import annotations
 
 import signal
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from packtrain.core.errors import (
     EXIT_AGAIN,
@@ -38,47 +37,48 @@ from packtrain.core.units import NS
 from packtrain.supervise.config import SuperviseConfig
 
 FIRST_BEAT_FACTOR = 2
-"""A worker may be silent this many times `beat_overdue_s` before its first beat: interpreters start slowly on busy machines."""
+"""Silence allowed before the first beat, in `beat_overdue_s`: an interpreter starts slowly on a busy machine."""
 UNWATCHED_NS = 2 * NS
 """Two looks further apart than this: we were stopped, not the worker."""
 CARRIER_LIVED_NS = 60 * NS
 CARRIER_PAUSE_S_MAX = 30
 
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True):
-    """Frozen, by keyword."""
-
-
 # --- what happened ---------------------------------------------------------------------------------
 
 
-class Opened(Struct):
-    """The run is ours and its log is readable. `best_step`: the step of its restore point, -1 when it is new."""
+@dataclass(frozen=True)
+class Opened:
+    """The run is ours and its log is readable. `best_step`: the step of its restore point, 0 when it is new."""
 
     best_step: int
 
 
-class Began(Struct):
+@dataclass(frozen=True)
+class Began:
     """Worker and carrier of an attempt were started."""
 
     ns: int
 
 
-class Heard(Struct):
-    """A beat, or a metric, that names the highest step completed so far (-1: none yet)."""
+@dataclass(frozen=True)
+class Heard:
+    """A beat, or a metric, that names the steps completed so far (-1: not known yet)."""
 
     ns: int
     step: int
 
 
-class Asked(Struct):
+@dataclass(frozen=True)
+class Asked:
     """A person, or the machine, asks to stop. `by`: SIGINT, SIGTERM, SIGHUP."""
 
     ns: int
     by: str
 
 
-class WorkerEnded(Struct):
+@dataclass(frozen=True)
+class WorkerEnded:
     """`status` as `Process.poll` gives it; `error`: the last error the worker journalled; `tail`: end of its log."""
 
     ns: int
@@ -87,12 +87,14 @@ class WorkerEnded(Struct):
     tail: str = ""
 
 
-class CarrierGone(Struct):
+@dataclass(frozen=True)
+class CarrierGone:
     ns: int
     status: int
 
 
-class Tick(Struct):
+@dataclass(frozen=True)
+class Tick:
     ns: int
 
 
@@ -102,40 +104,47 @@ Event = Opened | Began | Heard | Asked | WorkerEnded | CarrierGone | Tick
 # --- what to do ------------------------------------------------------------------------------------
 
 
-class Begin(Struct):
+@dataclass(frozen=True)
+class Begin:
     """Commit a new attempt and start its processes."""
 
     reason: str
 
 
-class StartCarrier(Struct):
+@dataclass(frozen=True)
+class StartCarrier:
     reason: str
 
 
-class OrderStop(Struct):
+@dataclass(frozen=True)
+class OrderStop:
     reason: str
 
 
-class Kill(Struct):
+@dataclass(frozen=True)
+class Kill:
     """SIGKILL the worker."""
 
     reason: str
 
 
-class EndAttempt(Struct):
+@dataclass(frozen=True)
+class EndAttempt:
     """The worker is gone: put away what belonged to its attempt."""
 
     exit_code: int
     reason: str
 
 
-class Warn(Struct):
+@dataclass(frozen=True)
+class Warn:
     """Something went wrong and the run goes on."""
 
     error: PacktrainError
 
 
-class Finish(Struct):
+@dataclass(frozen=True)
+class Finish:
     """The last action: leave with this exit code. `error` is None when all is well."""
 
     exit_code: int
@@ -146,11 +155,12 @@ class Finish(Struct):
 Action = Begin | StartCarrier | OrderStop | Kill | EndAttempt | Warn | Finish
 
 
-class State(Struct):
+@dataclass(frozen=True)
+class State:
     """All the policy knows. Nanoseconds since boot."""
 
     config: SuperviseConfig
-    best_step: int = -1
+    best_step: int = 0
     """Highest completed step known before this attempt."""
     attempt_step: int = -1
     fruitless: int = 0
@@ -180,7 +190,7 @@ def decide(state: State, event: Event) -> Step:
         return state, []
     match event:
         case Opened():
-            return msgspec.structs.replace(state, best_step=event.best_step), [Begin(reason="the run was asked for")]
+            return replace(state, best_step=event.best_step), [Begin(reason="the run was asked for")]
         case Began():
             return _began(state, event.ns), []
         case Heard():
@@ -196,18 +206,17 @@ def decide(state: State, event: Event) -> Step:
 
 
 def _began(state: State, ns: int) -> State:
-    return msgspec.structs.replace(
+    return replace(
         state, running=True, attempt_step=-1, killed="", kill_at_ns=0, looked_ns=ns, carrier_began_ns=ns,
-        overdue_ns=ns + round(FIRST_BEAT_FACTOR * state.config.beat_overdue_s * NS), carrier_again_ns=0, carrier_failures=0,
+        overdue_ns=ns + round(FIRST_BEAT_FACTOR * state.config.beat_overdue_s * NS),
+        carrier_again_ns=0, carrier_failures=0,
     )
 
 
 def _heard(state: State, event: Heard) -> State:
+    step = max(state.attempt_step, event.step)
     overdue_ns = event.ns + round(state.config.beat_overdue_s * NS)
-    return msgspec.structs.replace(
-        state, overdue_ns=max(state.overdue_ns, overdue_ns) if state.attempt_step < 0 else overdue_ns,
-        attempt_step=max(state.attempt_step, event.step),
-    )
+    return replace(state, attempt_step=step, overdue_ns=overdue_ns if step >= 0 else max(state.overdue_ns, overdue_ns))
 
 
 def _asked(state: State, event: Asked) -> Step:
@@ -215,14 +224,14 @@ def _asked(state: State, event: Asked) -> Step:
         return _finish(state, _stopped(f"{event.by} before an attempt began"))
     if state.stopping:
         reason = f"asked twice to stop ({event.by})"
-        return msgspec.structs.replace(state, killed=state.killed or reason), [Kill(reason=reason)]
+        return replace(state, killed=state.killed or reason), [Kill(reason=reason)]
     kill_at_ns = event.ns + round(state.config.grace_s * NS)
-    return msgspec.structs.replace(state, stopping=event.by, kill_at_ns=kill_at_ns), [OrderStop(reason=event.by)]
+    return replace(state, stopping=event.by, kill_at_ns=kill_at_ns), [OrderStop(reason=event.by)]
 
 
 def _tick(state: State, ns: int) -> Step:
     unwatched_ns = ns - state.looked_ns if ns - state.looked_ns > UNWATCHED_NS else 0
-    state = msgspec.structs.replace(
+    state = replace(
         state, looked_ns=ns, overdue_ns=state.overdue_ns + unwatched_ns,
         kill_at_ns=state.kill_at_ns and state.kill_at_ns + unwatched_ns,
     )
@@ -230,11 +239,11 @@ def _tick(state: State, ns: int) -> Step:
         return state, []
     actions: list[Action] = []
     if state.carrier_again_ns and ns >= state.carrier_again_ns:
-        state = msgspec.structs.replace(state, carrier_again_ns=0, carrier_began_ns=ns)
+        state = replace(state, carrier_again_ns=0, carrier_began_ns=ns)
         actions.append(StartCarrier(reason="the carrier had ended"))
     why = "" if state.killed else _why_kill(state, ns)
     if why:
-        state = msgspec.structs.replace(state, killed=why)
+        state = replace(state, killed=why)
         actions.append(Kill(reason=why))
     return state, actions
 
@@ -256,7 +265,7 @@ def _carrier_gone(state: State, event: CarrierGone) -> Step:
         f"the carrier ended ({status_text(event.status)}); another one starts in {pause_s} s, the worker goes on",
         where="carrier of this node", fix="see carrier.log beside the worker's log; a save under way is tried again",
     )
-    state = msgspec.structs.replace(state, carrier_again_ns=event.ns + pause_s * NS, carrier_failures=failures + 1)
+    state = replace(state, carrier_again_ns=event.ns + pause_s * NS, carrier_failures=failures + 1)
     return state, [Warn(error=error)]
 
 
@@ -265,7 +274,7 @@ def _carrier_gone(state: State, event: CarrierGone) -> Step:
 
 def _worker_ended(state: State, event: WorkerEnded) -> Step:
     progressed = state.attempt_step > state.best_step
-    state = msgspec.structs.replace(
+    state = replace(
         state, running=False, best_step=max(state.best_step, state.attempt_step),
         fruitless=0 if progressed else state.fruitless + 1,
     )
@@ -302,7 +311,7 @@ def _after(state: State, event: WorkerEnded, reason: str) -> Step:
     if state.fruitless >= state.config.attempts_without_progress:
         error = NoProgress(
             f"{state.fruitless} attempts in a row completed no new step; the last one: {reason}",
-            where=f"after step {state.best_step}" if state.best_step >= 0 else "before the first step",
+            where=f"after step {state.best_step}",
             fix="read the worker's log; the same command tries again from the last published step",
         )
         return _finish(state, Finish(exit_code=error.exit_code, reason="no progress", error=error))
@@ -311,8 +320,7 @@ def _after(state: State, event: WorkerEnded, reason: str) -> Step:
 
 def _crash(state: State, reason: str) -> PacktrainError:
     kind = WorkerSilent if state.killed else WorkerCrashed
-    known = f"step {state.best_step}" if state.best_step >= 0 else "the start"
-    return kind(f"the worker ended: {reason}", where=f"highest completed step: {known}", fix="none: it is started again")
+    return kind(f"the worker ended: {reason}", where=f"after step {state.best_step}", fix="nothing: it starts again")
 
 
 def _stopped(reason: str, event: WorkerEnded | None = None) -> Finish:
@@ -325,7 +333,7 @@ def _stopped(reason: str, event: WorkerEnded | None = None) -> Finish:
 
 
 def _finish(state: State, finish: Finish) -> Step:
-    return msgspec.structs.replace(state, finished=True), [finish]
+    return replace(state, finished=True), [finish]
 
 
 # --- causes ----------------------------------------------------------------------------------------
@@ -350,7 +358,7 @@ def status_text(status: int) -> str:
 
 
 def diagnose(status: int, tail: str) -> str:
-    """One line: how it ended, the likely cause, the last line of its log (hostile text: control characters are dropped)."""
+    """One line: how it ended, the likely cause, the last line of its log (hostile text: only what prints is kept)."""
     likely = LIKELY.get(signal.Signals(-status)) if -status in set(signal.Signals) else None
     return "; ".join(part for part in (status_text(status), likely, _last_line(tail)) if part)
 
