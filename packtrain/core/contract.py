@@ -45,8 +45,8 @@ from .words import NO_ORDER, ORDER_LAG, Control, Order, Word, agree, order_bytes
 __all__ = [
     "ATTEMPT", "CARRIER", "CONTROL", "EXIT_AGAIN", "EXIT_CONFIG", "EXIT_DONE", "FRESH", "GRACE_S", "LOCAL_RANK",
     "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE", "NO_ORDER", "ORDER_LAG", "PHASES", "RANK", "RESTORE",
-    "RUN", "SOCKET", "WORLD_SIZE", "Beat", "Beats", "CarrierClient", "Control", "Order", "Place", "Restore", "Word", "agree",
-    "boot_ns", "crc32c", "order_bytes", "parse_beat", "parse_order", "restore", "worker_env",
+    "RUN", "SOCKET", "WORLD_SIZE", "Beat", "Beats", "CarrierClient", "Control", "Order", "Place", "Restore", "Word",
+    "agree", "boot_ns", "crc32c", "order_bytes", "parse_beat", "parse_order", "restore", "worker_env",
 ]
 
 RUN = "PACKTRAIN_RUN"
@@ -367,7 +367,8 @@ class CarrierClient:
 
     An offer carries an `id` of the caller's. It is answered `accepted` or `busy` at once; each accepted offer has
     exactly one outcome later, a dict with that `id`. When the carrier dies, the outcome of what it had accepted says so
-    under `error` (whether it was published is then not known), and the next offer connects anew.
+    under `error` (whether it was published is then not known), and the next offer connects anew. A message with an
+    `op` of its own (retention) travels the same way.
     """
 
     def __init__(self, path: str, timeout_s: float = 10.0) -> None:
@@ -383,7 +384,7 @@ class CarrierClient:
         """Raises CarrierLost when the carrier cannot be reached or does not answer within `timeout_s`."""
         ticket, deadline = message["id"], time.monotonic() + self._timeout_s
         assert type(ticket) is int and ticket not in self._open, f"offer id {ticket!r} is no new whole number"
-        line = json.dumps({**message, "op": "offer"}, separators=(",", ":")).encode() + b"\n"
+        line = json.dumps({"op": "offer", **message}, separators=(",", ":")).encode() + b"\n"
         self._send(line, deadline)
         while (answer := self._answer(ticket)) is None:
             if self._socket is None:
