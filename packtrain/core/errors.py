@@ -45,6 +45,16 @@ class PacktrainError(Exception):
         return {"name": self.name, "what": self.what, "where": self.where, "fix": self.fix}
 
 
+def error_named(name: str, what: str, where: str = "", fix: str = "") -> PacktrainError:
+    """The error a record or a message tells of: the leaf of that name, or the base where this version has none."""
+    kinds: list[type[PacktrainError]] = [PacktrainError]
+    for kind in kinds:
+        if kind.name == name:
+            return kind(what, where=where, fix=fix)
+        kinds += kind.__subclasses__()
+    return PacktrainError(what, where=where, fix=fix)
+
+
 # --- families: choose the exit code ----------------------------------------------------------------
 
 
@@ -196,3 +206,24 @@ class WorkerSilent(AgainError):
 
 class WorkerRefused(ConfigError):
     name = "run.worker_refused"
+
+
+# --- guard -----------------------------------------------------------------------------------------
+
+
+class GuardStopped(ConfigError):
+    """A batch was bad twice and the policy is to stop; the same batch comes again, so nobody restarts by itself."""
+
+    name = "guard.stopped"
+
+
+class GuardRollback(AgainError):
+    """A batch was bad twice and the policy is to go back to a published step."""
+
+    name = "guard.rollback"
+
+
+class RunUnusable(AgainError):
+    """The run folder, or the folder for sockets, cannot be written now."""
+
+    name = "run.unusable"

@@ -1,0 +1,356 @@
+"""Agent and coordinator of a run on one node, in the foreground of a terminal, until agents of their own replace it.
+
+Holds the run, reads its commit log, commits `begin`, starts the carrier and the worker as siblings that die with it,
+hears beats, follows the journal, asks for retention, and turns Ctrl-C and SIGTERM into the word STOP. What to do is
+decided in `one_node`; this file only carries it out. It knows nothing of JAX, of recipes or of what a worker does.
+
+In:   a `Job`: what to start, how to keep it alive.       Out: journal records, a `Finish` with the exit code:
+      0 done · 70 no progress · 75 stopped on request, or the world got in the way · 78 configuration, never restarted.
+Fails: RunHeld, CommitsUnfit, CommitUnknown (then no attempt begins), whatever `Finish.error` names.
+
+Runs in the main thread: signals arrive there, and children die when the thread that started them ends (prctl(2)).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, Protocol
+
+from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.core.contract import NO_ORDER, Beat, Order, Place, Restore, Word, order_bytes, worker_env
+from packtrain.core.errors import PacktrainError, RunHeld, RunUnusable, error_named
+from packtrain.core.journal import Entry, Journal, Tail
+from packtrain.core.platform import Platform, Process
+from packtrain.core.records import (
+    AttemptBegan,
+    AttemptEnded,
+    ErrorSeen,
+    OrderGiven,
+    RunCreated,
+)
+from packtrain.supervise import one_node
+from packtrain.supervise.config import SuperviseConfig
+from packtrain.supervise.one_node import Finish
+from packtrain.supervise.requests import Requests, listening
+from packtrain.supervise.sockets import BeatSocket, private_folder, remove_socket
+
+LOOK_S = 0.2
+"""A look at everything comes at least this often; a beat wakes it earlier."""
+CARRIER_START_S = 10.0
+CARRIER_STOP_S = 10.0
+LOG_TAIL_BYTES = 8192
+WRITER = "r00000"
+"""The one writer of a run on one node: its rank 0."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run and how to keep it alive. Paths are absolute."""
+
+    name: str
+    run_folder: str
+    worker: tuple[str, ...]
+    """Command of the worker; everything else reaches it through its environment."""
+    carrier: tuple[str, ...]
+    """Command of the carrier, to which `--run RUN --socket PATH --begin N` is added."""
+    version: str
+    env: Mapping[str, str]
+    supervise: SuperviseConfig = SuperviseConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    spec: int = 1
+
+
+class View(Protocol):
+    """Somebody who watches. Never asked for anything, so a view cannot change what happens."""
+
+    def entries(self, entries: Sequence[Entry]) -> None:
+        """Journal entries, each once, the past of the run first."""
+
+    def beat(self, beat: Beat) -> None: ...
+
+    def say(self, text: str) -> None:
+        """One line about what was just done."""
+
+    def tick(self, now_ns: int) -> None:
+        """Called several times a second."""
+
+
+@dataclass
+class Attempt:
+    """What belongs to one attempt."""
+
+    begin: Commit
+    worker: Process
+    carrier: Process | None
+    log_path: str
+    restored: Commit | None
+    order: int = 0
+    error: PacktrainError | None = None
+    """The last error its worker journalled."""
+
+
+def run(job: Job, platform: Platform, view: View) -> Finish:
+    """Keep the run alive until it is done, stopped or cannot go on. Raises RunHeld and errors of the commit log."""
+    with held(job, platform), private_folder(platform, job.run_folder, job.env) as folder, listening() as requests:
+        foreground = Foreground(job, platform, view, folder, requests)
+        try:
+            return foreground.run()
+        finally:
+            foreground.close()
+
+
+@contextmanager
+def held(job: Job, platform: Platform) -> Iterator[None]:
+    """The run's holder lock. The kernel drops it when this process ends, however it ends. Raises RunHeld."""
+    path = f"{job.run_folder}/holder"
+    since = datetime.fromtimestamp(platform.wall_s(), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    note = {"job": job.name, "pid": os.getpid(), "node": platform.node(), "since": since}
+    lock = platform.lock(path, json.dumps(note))
+    if lock is None:
+        raise RunHeld(
+            f"run {job.name!r} is held by {_holder(platform, path)}", where=job.run_folder,
+            fix="wait for it, stop it with Ctrl-C or SIGTERM, or start another run with --new",
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(platform: Platform, path: str) -> str:
+    try:
+        note = platform.read_json(path)
+        return f"job {note['job']!r}: process {note['pid']} on {note['node']}, since {note['since']}"
+    except (OSError, ValueError, TypeError, KeyError):
+        return "another process, which is just starting"
+
+
+class Foreground:
+    """The shell around `one_node.decide`: turns what the machine says into events, and actions into deeds."""
+
+    def __init__(self, job: Job, platform: Platform, view: View, folder: str, requests: Requests) -> None:
+        self._job, self._platform, self._view, self._requests = job, platform, view, requests
+        self._log = CommitLog(platform, f"{job.run_folder}/commits")
+        self._journal = Journal(platform, f"{job.run_folder}/journal", role="foreground")
+        self._tail = Tail(platform, f"{job.run_folder}/journal")
+        self._beats = BeatSocket(platform, f"{folder}/beats")
+        self._carrier_path, self._control_path = f"{folder}/carrier", f"{folder}/control.json"
+        self._state = one_node.State(config=job.supervise)
+        self._attempt: Attempt | None = None
+        self._finish: Finish | None = None
+
+    def run(self) -> Finish:
+        try:
+            self._open()
+            while self._finish is None:
+                self._look()
+        except PacktrainError as error:
+            self._tell("error", error)
+            raise
+        self._view.entries(self._tail.poll())
+        return self._finish
+
+    def _open(self) -> None:
+        self._view.entries(self._tail.poll())
+        self._log.probe()
+        if self._log.head() == 0:
+            self._journal.write(
+                RunCreated(run=self._job.name, spec=self._job.spec, version=self._job.version), durable=True
+            )
+        point = self._log.restore_point()
+        self._happened(one_node.Opened(best_step=point.step if point else 0))
+
+    # --- what happened ---
+
+    def _look(self) -> None:
+        self._beats.wait(LOOK_S)
+        self._hear()
+        for name in self._requests.take():
+            self._happened(one_node.Asked(ns=self._platform.boot_ns(), by=name))
+        attempt = self._attempt
+        if attempt is not None:
+            self._look_at_processes(attempt)
+        self._happened(one_node.Tick(ns=self._platform.boot_ns()))
+        self._view.tick(self._platform.boot_ns())
+
+    def _look_at_processes(self, attempt: Attempt) -> None:
+        status = attempt.worker.poll()
+        if status is not None:
+            self._hear()  # what it said before it ended
+            self._happened(one_node.WorkerEnded(
+                ns=self._platform.boot_ns(), status=status, error=attempt.error, tail=self._end_of(attempt.log_path),
+            ))
+            return
+        gone = attempt.carrier.poll() if attempt.carrier else None
+        if gone is not None:
+            attempt.carrier = None
+            self._happened(one_node.CarrierGone(ns=self._platform.boot_ns(), status=gone))
+
+    def _hear(self) -> None:
+        """Beats and journal entries that have arrived."""
+        for beat in self._beats.drain():
+            if self._attempt is not None and beat.attempt == self._attempt.begin.attempt:
+                self._happened(one_node.Heard(ns=self._platform.boot_ns(), step=beat.step))
+                self._view.beat(beat)
+        entries = self._tail.poll()
+        self._view.entries(entries)
+        for entry in entries:
+            self._noted(entry)
+
+    def _noted(self, entry: Entry) -> None:
+        record = entry.record
+        ours = entry.writer == self._journal.writer
+        if isinstance(record, ErrorSeen) and record.severity == "error" and self._attempt is not None and not ours:
+            self._attempt.error = error_named(record.name, record.what, record.where, record.fix)
+
+    def _end_of(self, path: str) -> str:
+        with suppress(OSError):
+            start = max(0, self._platform.size(path) - LOG_TAIL_BYTES)
+            return self._platform.read(path, start, LOG_TAIL_BYTES).decode(errors="replace")
+        return ""
+
+    # --- what to do about it ---
+
+    def _happened(self, event: one_node.Event) -> None:
+        self._state, actions = one_node.decide(self._state, event)
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: one_node.Action) -> None:
+        match action:
+            case one_node.Begin():
+                self._begin()
+            case one_node.StartCarrier():
+                self._start_carrier()
+            case one_node.OrderStop(reason):
+                self._order(Word.STOP, reason)
+            case one_node.Kill(reason):
+                self._kill(reason)
+            case one_node.EndAttempt(exit_code, reason):
+                self._end_attempt(exit_code, reason)
+            case one_node.Warn(error):
+                self._tell("warning", error)
+                self._view.say(error.what)
+            case one_node.Finish():
+                self._finish = action
+
+    def _begin(self) -> None:
+        """Raises RunUnusable when the folder refuses what an attempt needs."""
+        try:
+            self._commit_and_start()
+        except OSError as error:
+            raise RunUnusable(
+                f"an attempt cannot begin: {error.strerror}", where=str(error.filename or self._job.run_folder),
+                fix="see that the disk is there, writable and not full; then run the same command",
+            ) from error
+
+    def _commit_and_start(self) -> None:
+        """In this order: from the commit on no earlier attempt can publish, whatever is still alive of it."""
+        platform, job = self._platform, self._job
+        begin = self._log.begin(None, writers=(WRITER,), node=platform.node())
+        restored = self._log.restore_point()
+        logs = f"{job.run_folder}/logs/{begin.attempt:04d}"
+        platform.mkdir(logs)
+        platform.write_replacing(self._control_path, order_bytes(NO_ORDER))
+        self._journal.write(AttemptBegan(
+            attempt=begin.attempt, commit=begin.number, parent=begin.parent,
+            restore_step=restored.step if restored else -1,
+        ), durable=True)
+        carrier = self._spawn_carrier(begin)
+        worker = platform.spawn(job.worker, self._worker_env(begin, restored), log_path=f"{logs}/0.log")
+        self._attempt = Attempt(begin, worker, carrier, f"{logs}/0.log", restored)
+        self._happened(one_node.Began(ns=platform.boot_ns()))
+
+    def _worker_env(self, begin: Commit, restored: Commit | None) -> dict[str, str]:
+        place = Place(
+            run=self._job.run_folder, attempt=begin.attempt, fresh=restored is None,
+            restore=Restore(restored.number, restored.digest) if restored else None,
+            carrier=self._carrier_path, socket=self._beats.path, control=self._control_path,
+            grace_s=self._job.supervise.grace_s, node=begin.node,
+        )
+        return {**self._plain_env(), **worker_env(place)}
+
+    def _plain_env(self) -> dict[str, str]:
+        """The environment without what another packtrain may have put there."""
+        return {key: value for key, value in self._job.env.items() if not key.startswith("PACKTRAIN_")}
+
+    def _spawn_carrier(self, begin: Commit) -> Process:
+        remove_socket(self._platform, self._carrier_path)
+        run_folder = self._job.run_folder
+        carrier = self._platform.spawn(
+            (*self._job.carrier, "--run", run_folder, "--socket", self._carrier_path, "--begin", str(begin.number)),
+            {**self._plain_env(), "PACKTRAIN_NODE": begin.node},
+            log_path=f"{run_folder}/logs/{begin.attempt:04d}/carrier.log",
+        )
+        give_up_ns = self._platform.boot_ns() + round(CARRIER_START_S * 1e9)
+        while not self._platform.exists(self._carrier_path) and carrier.poll() is None:
+            if self._platform.boot_ns() > give_up_ns:
+                break
+            self._platform.sleep(0.01)
+        return carrier
+
+    def _start_carrier(self) -> None:
+        assert self._attempt is not None
+        self._attempt.carrier = self._spawn_carrier(self._attempt.begin)
+
+    def _order(self, word: Word, reason: str) -> None:
+        assert self._attempt is not None
+        self._attempt.order += 1
+        order = Order(self._attempt.order, word)
+        try:
+            self._platform.write_replacing(self._control_path, order_bytes(order))
+        except OSError:
+            self._attempt.worker.send_signal(signal.SIGTERM)  # which every worker takes for the word STOP
+        self._journal.write(OrderGiven(order=order.id, word=word.name.lower(), reason=reason), durable=True)
+        self._view.say(f"{reason}: saving, then stopping (once more kills)")
+
+    def _kill(self, reason: str) -> None:
+        assert self._attempt is not None
+        self._view.say(f"killing the worker: {reason}")
+        _kill_group(self._attempt.worker)
+
+    def _end_attempt(self, exit_code: int, reason: str) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        _kill_group(attempt.worker)  # whatever it started and left behind
+        if attempt.carrier is not None:
+            self._stop(attempt.carrier)
+        self._attempt = None
+        self._journal.write(
+            AttemptEnded(attempt=attempt.begin.attempt, exit_code=exit_code, reason=reason), durable=True
+        )
+
+    def _stop(self, process: Process) -> None:
+        """SIGTERM, then SIGKILL; returns when it is gone."""
+        process.send_signal(signal.SIGTERM)
+        if process.wait(CARRIER_STOP_S) is None:
+            _kill_group(process)
+            process.wait()
+
+    def _tell(self, severity: Literal["warning", "error"], error: PacktrainError) -> None:
+        seen = ErrorSeen(severity=severity, name=error.name, what=error.what, where=error.where, fix=error.fix)
+        self._journal.write(seen, durable=True)
+
+    def close(self) -> None:
+        """However we leave, nothing stays behind."""
+        attempt = self._attempt
+        if attempt is not None:
+            for process in (attempt.worker, attempt.carrier):
+                if process is not None:
+                    _kill_group(process)
+                    process.wait()
+        self._beats.close()
+        self._journal.close()
+
+
+def _kill_group(process: Process) -> None:
+    """SIGKILL a child and what it started: each child leads a session and a group of its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,121 @@
+"""The folder that only this user can reach, with the sockets and the control file of one run on one node.
+
+A unix socket path has 107 bytes at most, so the folder is short and does not lie in the run folder. Its name follows
+from the run folder: whoever holds the run may reuse what a killed foreground left behind. Beats come from anybody who
+can reach the socket; the kernel says whose they are, and those of other users are counted and dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import socket
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from packtrain.core.contract import Beat, parse_beat
+from packtrain.core.errors import RunUnusable
+from packtrain.core.platform import Platform
+
+PATH_BYTES_MAX = 107
+LONGEST_NAME = "control.json.new-0123456789abcdef"
+BEATS_AT_ONCE_MAX = 256
+_CREDENTIALS = struct.Struct("iII")
+
+
+def _candidates(run_folder: str, env: Mapping[str, str], platform: Platform) -> Iterator[str]:
+    name = f"packtrain-{hashlib.sha256(os.path.realpath(run_folder).encode()).hexdigest()[:12]}"
+    for base in (env.get("XDG_RUNTIME_DIR"), "/tmp"):
+        if base and os.path.isdir(base):
+            yield f"{base}/{name}"
+            yield f"{base}/{name}-{platform.token(4)}"
+
+
+def _ours(path: str) -> bool:
+    """Whether `path` is a real folder, of this user and closed to all others: names in /tmp can be squatted."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
+
+
+@contextmanager
+def private_folder(platform: Platform, run_folder: str, env: Mapping[str, str]) -> Iterator[str]:
+    """A 0700 folder with a short path, emptied and removed at the end. Only the holder of the run may call this."""
+    for path in _candidates(run_folder, env, platform):
+        if len(f"{path}/{LONGEST_NAME}") > PATH_BYTES_MAX:
+            continue
+        with suppress(OSError):
+            platform.mkdir(path, 0o700)
+        if _ours(path):
+            break
+    else:
+        raise RunUnusable(
+            "no folder for sockets that only this user can reach", where="XDG_RUNTIME_DIR, /tmp",
+            fix="make one of them writable, with a path shorter than 60 bytes",
+        )
+    _empty(platform, path)
+    try:
+        yield path
+    finally:
+        _empty(platform, path)
+        with suppress(OSError):
+            platform.rmdir(path)
+
+
+def _empty(platform: Platform, folder: str) -> None:
+    for name in platform.listdir(folder):
+        with suppress(OSError):
+            platform.unlink(f"{folder}/{name}")
+
+
+def remove_socket(platform: Platform, path: str) -> None:
+    """What a dead listener left: its name would refuse the next one."""
+    with suppress(OSError):
+        platform.unlink(path)
+
+
+class BeatSocket:
+    """Receives the beats of one node's workers."""
+
+    def __init__(self, platform: Platform, path: str) -> None:
+        self.path = path
+        self.refused = 0
+        """Datagrams of other users, or that are no beat."""
+        self._socket = platform.datagram_receiver(path)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something arrived or `timeout_s` passed."""
+        select.select([self._socket], [], [], timeout_s)
+
+    def drain(self) -> list[Beat]:
+        """All that has arrived, at most `BEATS_AT_ONCE_MAX`."""
+        beats = []
+        for _ in range(BEATS_AT_ONCE_MAX):
+            try:
+                data, ancillary, _, _ = self._socket.recvmsg(4097, socket.CMSG_SPACE(_CREDENTIALS.size))
+            except BlockingIOError:
+                break
+            beat = parse_beat(data) if _sender(ancillary) == os.getuid() else None
+            if beat is None:
+                self.refused += 1
+            else:
+                beats.append(beat)
+        return beats
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """The user the kernel saw sending, or None when it does not say."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
+            uid: int = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])[1]
+            return uid
+    return None
