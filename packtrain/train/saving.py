@@ -1,0 +1,198 @@
+"""Between the state on devices and the bytes of a checkpoint.
+
+Out: each process hands over the pieces its own devices hold, one copy of each (replica 0), so no tensor is ever gathered.
+In: each process reads exactly the boxes its own devices need, verified, whatever mesh they were written under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from packtrain.checkpoint.format import Box, LocalTensor, Manifest, TensorSpec
+from packtrain.checkpoint.reader import Checkpoint
+from packtrain.checkpoint.saver import SaveResult
+from packtrain.core.errors import CommitStale, SaveFailed, WrongModel
+from packtrain.core.journal import Journal
+from packtrain.core.platform import Platform
+from packtrain.core.records import ErrorSeen, SaveDone
+from packtrain.core.units import NS, duration_text
+from packtrain.train.model import Tree
+from packtrain.train.sections import Sections
+from packtrain.train.state import LeafSpec, State, flatten, shardings, state_specs, unflatten
+
+
+RETRY_S = 1.0
+"""Between two tries of a last save."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a lineage stands besides its state: kept in the checkpoint, so that a restart goes on from it."""
+
+    index: int = 0
+    """Next batch."""
+    trained_ns: int = 0
+    """Time in the loop over all attempts, pauses aside."""
+    windows: tuple[tuple[int, int], ...] = ()
+    """Data ordered to be skipped: (from index, count)."""
+
+    def meta(self) -> dict[str, Any]:
+        return {"data_index": self.index, "trained_ns": self.trained_ns, "windows": [list(w) for w in self.windows]}
+
+    @staticmethod
+    def of(manifest: Manifest) -> Standing:
+        windows = tuple((int(first), int(count)) for first, count in manifest.meta.get("windows", []))
+        return Standing(manifest.data_index, int(manifest.meta.get("trained_ns", 0)), windows)
+
+
+class Offering(Protocol):
+    """What `Saves` needs of `checkpoint.saver.Saver`."""
+
+    def save(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any], last: bool = False) -> int | None: ...
+    def poll(self) -> list[SaveResult]: ...
+    def wait_all(self, deadline_s: float) -> list[SaveResult]: ...
+
+
+def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    """A shard's index as start and stop per dim."""
+    return tuple((s.start or 0, n if s.stop is None else s.stop) for s, n in zip(index, shape, strict=True))
+
+
+def local_tensors(state: State, spec: Sections) -> list[LocalTensor]:
+    """Every piece this process is to write. On CPU the arrays are views of device memory: copy them before the next step."""
+    pieces = []
+    specs = state_specs(spec.model, spec.optim)
+    for name, leaf in flatten(state).items():
+        shape, dtype, dims = specs[name]
+        tensor = TensorSpec(name, dtype, shape, dims)
+        pieces += [
+            LocalTensor(tensor, box_of(shard.index, shape), np.asarray(shard.data))
+            for shard in leaf.addressable_shards if shard.replica_id == 0
+        ]
+    return pieces
+
+
+def restore_state(checkpoint: Checkpoint, spec: Sections, mesh: Mesh) -> State:
+    """The saved state on `mesh`, bit for bit. Raises WrongModel, CheckpointDamaged, LayoutError."""
+    check_model(checkpoint.specs, state_specs(spec.model, spec.optim), checkpoint.folder)
+    places = flatten(shardings(spec.model, spec.optim, mesh))
+    return unflatten({name: _placed(checkpoint, name, place) for name, place in places.items()}, spec.model, spec.optim)
+
+
+def restore_params(checkpoint: Checkpoint, spec: Sections, mesh: Mesh) -> Tree:
+    """The weights alone."""
+    check_model(checkpoint.specs, state_specs(spec.model, spec.optim), checkpoint.folder)
+    places = shardings(spec.model, spec.optim, mesh).params
+    names = flatten(shardings(spec.model, spec.optim, mesh)._replace(opt=()))
+    leaves = [_placed(checkpoint, name, place) for name, place in names.items() if name.startswith("params/")]
+    return jax.tree.unflatten(jax.tree.structure(places), leaves)
+
+
+def check_model(found: Mapping[str, TensorSpec], wanted: Mapping[str, LeafSpec], where: str) -> None:
+    """Raises WrongModel naming the first tensor that differs in existence, shape, dtype or dims."""
+    here = {name: (spec.shape, spec.dtype, spec.dims) for name, spec in found.items()}
+    for name in [*wanted, *(name for name in here if name not in wanted)]:
+        if here.get(name) != wanted.get(name):
+            raise WrongModel(
+                f"the checkpoint is of another model: tensor {name} is {_text(here.get(name))} there "
+                f"and {_text(wanted.get(name))} in the model configured",
+                where=where, fix="use the model section of the run that saved it, or start another run with --new",
+            )
+
+
+def _text(spec: LeafSpec | None) -> str:
+    if spec is None:
+        return "absent"
+    shape, dtype, dims = spec
+    return f"{dtype}[{', '.join(f'{dim} {n}' for dim, n in zip(dims, shape))}]"
+
+
+def _placed(checkpoint: Checkpoint, name: str, place: NamedSharding) -> jax.Array:
+    """One tensor on its devices; devices that hold the same box share one read."""
+    shape, read = checkpoint.specs[name].shape, dict[Box, np.ndarray[Any, Any]]()
+
+    def fetch(index: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
+        box = box_of(index or (), shape)
+        if box not in read:
+            read[box] = checkpoint.read(name, box)
+        return read[box]
+
+    return jax.make_array_from_callback(shape, place, fetch)
+
+
+class Saves:
+    """The saves of one rank in one attempt: what is offered, what came of it, and what to say about it.
+
+    `facts`: meta that all saves of the attempt share. `published`: (step, commit) the attempt restored, or (-1, 0).
+    """
+
+    def __init__(
+        self, saver: Offering, spec: Sections, platform: Platform, journal: Journal, facts: Mapping[str, Any],
+        published: tuple[int, int] = (-1, 0), speaks: bool = True,
+    ) -> None:
+        self.published = published
+        self.began_ns = platform.boot_ns()
+        """When the last save began, or the attempt."""
+        self._saver, self._spec, self._platform, self._journal = saver, spec, platform, journal
+        self._facts, self._speaks = dict(facts), speaks
+        self._failure: dict[str, str] = {}
+
+    def begin(self, state: State, standing: Standing, last: bool = False) -> None:
+        """Copy the state out and offer it; returns when the copy is complete, so the state may be donated again."""
+        self.began_ns = self._platform.boot_ns()
+        if self.published[0] == standing.index:
+            return
+        guard = {name: float(value) for name, value in jax.device_get(state.guard)._asdict().items()}
+        meta = self._facts | standing.meta() | {"guard": guard}
+        self._saver.save(standing.index, local_tensors(state, self._spec), meta, last)
+
+    def poll(self) -> None:
+        """Say how saves ended. Raises CommitStale: a newer attempt began, so this one stops at once."""
+        self._note(self._saver.poll())
+
+    def finish(self, state: State, standing: Standing, deadline_s: float) -> int:
+        """Publish this step and return its commit, trying until the deadline. Raises SaveFailed then, and CommitStale.
+
+        0 when no batch was consumed since the beginning of the run: there is nothing to save.
+        """
+        end_ns = self._platform.boot_ns() + round(deadline_s * NS)
+        while standing.index and self.published[0] != standing.index:
+            self.begin(state, standing, last=True)
+            self._note(self._saver.wait_all(max(0.0, (end_ns - self._platform.boot_ns()) / NS)))
+            if self.published[0] == standing.index:
+                break
+            if self._platform.boot_ns() + RETRY_S * NS >= end_ns:
+                raise self._failed(standing.index, deadline_s)
+            self._platform.sleep(RETRY_S)
+        return self.published[1]
+
+    def _note(self, results: list[SaveResult]) -> None:
+        for result in results:
+            error = result.error or {}
+            if self._speaks:
+                self._journal.write(SaveDone(
+                    step=result.step, commit=result.commit, bytes=result.bytes, stall_s=result.stall_s,
+                    write_s=result.write_s, error=error.get("name", ""),
+                ))
+            if error.get("name") == CommitStale.name:
+                raise CommitStale("a newer attempt of this run began, so this one stops", where=error["where"], fix="let it run")
+            if error:
+                self._failure = error
+                self._journal.write(ErrorSeen(severity="warning", **error))
+            else:
+                self.published = max(self.published, (result.step, result.commit))
+
+    def _failed(self, step: int, deadline_s: float) -> SaveFailed:
+        at, commit = self.published
+        kept = f"the last published step is {at} (commit {commit})" if commit else "no step was published yet"
+        why = self._failure.get("what", "the carrier gave no answer")
+        return SaveFailed(
+            f"the last save, of step {step}, found no home within {duration_text(deadline_s)}: {why}; {kept}",
+            where=self._failure.get("where", ""), fix=self._failure.get("fix") or "run the command again: it goes on from there",
+        )
