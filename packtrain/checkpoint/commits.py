@@ -27,7 +27,7 @@ RECORD_BYTES_MAX = 4 << 20
 RACES_MAX = 64
 """Numbers lost to other writers before this one gives up: each of them published in between."""
 _CRC = b',"crc":"'
-_REFUSED = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOTSUP, errno.EXDEV, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
+_REFUSED = (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.ENOSYS, errno.EMLINK)
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ class CommitLog:
     # --- writing ---
 
     def probe(self) -> None:
-        """Create the folder and try the publishing sequence on it. Raises CommitsUnfit where link(2) is no exclusive create."""
+        """Create the folder and try to publish in it. Raises CommitsUnfit where link(2) is no exclusive create."""
         try:
             self._platform.mkdir(self._folder)
             self._platform.fsync_dir(_parent(self._folder))
@@ -189,7 +189,7 @@ class CommitLog:
         """
 
         def decide(last: Commit | None, nonce: str) -> Commit:
-            if last is not None and last.nonce in self._nonces and (last.attempt, last.step) == (attempt, step):
+            if last is not None and self._is_mine(last, attempt, step):
                 return last
             if last is None or last.attempt < attempt:
                 raise self._unknown(f"attempt {attempt} is not in the log", self._folder)
@@ -212,6 +212,9 @@ class CommitLog:
             raise self._stale("the log holds a save, so nothing may start from nothing", "restore it, or use a new run")
         return parent or newest
 
+    def _is_mine(self, last: Commit, attempt: int, step: int) -> bool:
+        return last.nonce in self._nonces and (last.kind, last.attempt, last.step) == ("save", attempt, step)
+
     def _append(self, decide: Callable[[Commit | None, str], Commit]) -> Commit:
         """Link the record that `decide` makes of the last one; when its number is taken first, decide again."""
         for _ in range(RACES_MAX):
@@ -233,14 +236,14 @@ class CommitLog:
             self._platform.write_new(temp, render_record(record))
             self._platform.fsync_dir(self._folder)  # numbers before this one are durable before this one exists
             linked = self._claimed(temp, record)
+            if linked:
+                self._sync()
+            return linked
         except OSError as error:
             raise self._unknown(f"record {record.number} could not be written: {error}", self._folder) from error
         finally:
             with suppress(OSError):
                 self._platform.unlink(temp)
-        if linked:
-            self._sync()
-        return linked
 
     def _claimed(self, temp: str, record: Commit) -> bool:
         """Link; whatever it answers, the number itself says whose it is: a reply may be lost, or come from a repeat."""
@@ -282,13 +285,13 @@ class CommitLog:
     # --- errors ---
 
     def _unknown(self, what: str, where: str) -> CommitUnknown:
-        return CommitUnknown(what, where=where, fix="see that the disk is there, writable and not full; then run the command again")
+        return CommitUnknown(what, where=where, fix="see that the disk is there, writable and not full; then try again")
 
     def _stale(self, what: str, fix: str) -> CommitStale:
         return CommitStale(what, where=self._folder, fix=fix)
 
     def _unfit(self, what: str) -> CommitsUnfit:
-        return CommitsUnfit(what, where=self._folder, fix="put the run on a file system with hard links: ext4, xfs, btrfs, NFS")
+        return CommitsUnfit(what, where=self._folder, fix="use a file system with hard links: ext4, xfs, btrfs, NFS")
 
 
 def render_record(commit: Commit) -> bytes:

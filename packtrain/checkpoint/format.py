@@ -3,8 +3,8 @@
     checkpoints/step-00001234.a0007.t1/
       part-r00000.safetensors    image: any tool that knows safetensors opens it
       part-r00000.json           PartTable: boxes, byte ranges, crc32c of each 4 MiB block of the image, its SHA-256
-      manifest.json              Manifest: tensor table, parts with size and SHA-256, step, seed, ...; its SHA-256 is the
-                                 digest that the commit log publishes
+      manifest.json              Manifest: tensor table, parts with size and SHA-256, step, seed, ...; its own SHA-256
+                                 is the digest that the commit log publishes
 
 So the digest vouches for the manifest, the manifest for each table, a table for each block, a block for its bytes.
 The mesh is no part of this: a tensor is whatever boxes its writers happened to hold, and they tile its logical shape.
@@ -206,13 +206,14 @@ def check_tiling(spec: TensorSpec, boxes: Sequence[Box], where: str) -> None:
     if pair is not None:
         a, b = pair
         raise _damaged(f"tensor {spec.name}: boxes [{box_text(a)}] and [{box_text(b)}] overlap", where)
-    missing = math.prod(spec.shape) - sum(volume(box) for box in solid)
+    total = math.prod(spec.shape)
+    missing = total - sum(volume(box) for box in solid)
     if missing:
-        raise _damaged(f"tensor {spec.name}: {missing} of {math.prod(spec.shape)} elements were written by nobody", where)
+        raise _damaged(f"tensor {spec.name}: {missing} of {total} elements were written by nobody", where)
 
 
 def _overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Some two that share an element. Quadratic, a row of comparisons at a time: boxes of one tensor are few thousands."""
+    """Some two that share an element. Quadratic, but a row at a time: one tensor has few thousand boxes at most."""
     if len(boxes) < 2 or not boxes[0]:
         return (boxes[0], boxes[1]) if len(boxes) > 1 else None
     bounds = np.array(boxes, dtype=np.int64)
@@ -231,7 +232,7 @@ def _overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """A safetensors file before its numbers are known: the same save after save, so a buffer's header is written once."""
+    """A safetensors file before its numbers are known: the same every save, so a buffer's header is written once."""
 
     header: bytes
     boxes: tuple[PlacedBox, ...]
@@ -254,7 +255,7 @@ class ImageLayout:
 
 def plan_image(pieces: Sequence[tuple[TensorSpec, Box]]) -> ImageLayout:
     """Lay out one image. Data start at a multiple of 64 bytes and the widest dtypes come first, so each box is aligned
-    to its element although safetensors allows no gap between tensors. Key: the name, or `name@start:stop,...` for a part.
+    to its element although safetensors allows no gap between tensors. Key: the name; of a part, `name@start:stop,...`.
     """
     keys = [_key(spec, box) for spec, box in pieces]
     assert len(set(keys)) == len(keys), "two boxes of one image have the same name and place"
@@ -349,7 +350,8 @@ def check_table(table: PartTable, entry: PartEntry, specs: dict[str, TensorSpec]
     same = (table.writer, table.file, table.bytes, table.sha256) == (
         entry.writer, image_name(entry.writer), entry.bytes, entry.sha256,
     )
-    blocks = 0 < table.block_bytes <= BLOCK_BYTES_MAX and len(table.crc32c) == block_count(table.bytes, table.block_bytes)
+    size = table.block_bytes
+    blocks = 0 < size <= BLOCK_BYTES_MAX and len(table.crc32c) == block_count(table.bytes, size)
     if not same or not blocks:
         raise _damaged(f"the table of part {entry.writer} does not fit the manifest", where)
     for placed in table.boxes:
@@ -361,4 +363,4 @@ def check_table(table: PartTable, entry: PartEntry, specs: dict[str, TensorSpec]
 
 
 def _damaged(what: str, where: str) -> CheckpointDamaged:
-    return CheckpointDamaged(what, where=where, fix="restore an earlier commit; `packtrain report` names those published")
+    return CheckpointDamaged(what, where=where, fix="begin an attempt from an earlier commit; this one stays as it is")

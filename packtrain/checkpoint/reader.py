@@ -1,0 +1,289 @@
+"""Reads checkpoints: any box of any tensor, whatever boxes the writers wrote, every byte checked before it is used.
+
+A range is widened to whole blocks of its image, and a block is used only when its crc32c agrees with the part's table,
+whose SHA-256 the manifest holds, whose SHA-256 the commit holds. Memory beyond the result is bounded by CACHE_BYTES.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packtrain.checkpoint import format as fmt
+from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.format import Box, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
+from packtrain.checkpoint.retention import TOMBSTONE_BYTES_MAX, Survey, Tombstone, parse_tombstone, tombstone_name
+from packtrain.core.errors import CheckpointDamaged, FormatUnknown
+from packtrain.core.platform import Platform
+
+CACHE_BYTES = 64 << 20
+SLAB_BYTES = 8 << 20
+"""Bytes of one stored box looked at at a time."""
+TABLE_BYTES_MAX = 1 << 30
+
+
+class Damage(NamedTuple):
+    """Something found wrong. `tensors`: all whose bytes it can have touched; ("*",) where that is every one."""
+
+    file: str
+    tensors: tuple[str, ...]
+    what: str
+
+
+class _Blocks:
+    """Verified blocks of one checkpoint's images, the most recently used ones kept."""
+
+    def __init__(self, platform: Platform, folder: str) -> None:
+        self._platform = platform
+        self._folder = folder
+        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, table: PartTable, index: int) -> bytes:
+        """Raises CheckpointDamaged naming the file when the block is short or its crc differs."""
+        key = (table.file, index)
+        block = self._kept.get(key)
+        if block is None:
+            block = self.load(table, index)
+            self._keep(key, block)
+        self._kept.move_to_end(key)
+        return block
+
+    def load(self, table: PartTable, index: int) -> bytes:
+        start = index * table.block_bytes
+        size = min(table.block_bytes, table.bytes - start)
+        block = _read(self._platform, f"{self._folder}/{table.file}", start, size)
+        if len(block) != size or fmt.crc32c(block) != table.crc32c[index]:
+            found = "crc32c differs" if len(block) == size else f"only {len(block)} of {size} bytes are there"
+            raise _damaged(f"bytes {start}..{start + size} of {table.file}: {found}", f"{self._folder}/{table.file}")
+        return block
+
+    def _keep(self, key: tuple[str, int], block: bytes) -> None:
+        self._kept[key] = block
+        self._bytes += len(block)
+        while self._bytes > CACHE_BYTES and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            self._bytes -= len(dropped)
+
+    def span(self, table: PartTable, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Bytes [start, stop) of an image, as uint8; a view into one block where they lie in one."""
+        first, last = start // table.block_bytes, (stop - 1) // table.block_bytes
+        if first == last:
+            at = first * table.block_bytes
+            return np.frombuffer(self.get(table, first), np.uint8, count=stop - start, offset=start - at)
+        out = np.empty(stop - start, np.uint8)
+        for index in range(first, last + 1):
+            at = index * table.block_bytes
+            low, high = max(start, at), min(stop, at + table.block_bytes)
+            out[low - start : high - start] = np.frombuffer(self.get(table, index), np.uint8)[low - at : high - at]
+        return out
+
+
+class _Stored(NamedTuple):
+    placed: PlacedBox
+    table: PartTable
+
+
+class Checkpoint:
+    """An open checkpoint: manifest and tables checked against the digest, boxes known to tile every tensor."""
+
+    def __init__(self, platform: Platform, folder: str, manifest: Manifest, tables: list[PartTable]) -> None:
+        self.manifest = manifest
+        self.folder = folder
+        self.specs = {spec.name: spec for spec in manifest.tensors}
+        self._platform = platform
+        self._tables = tables
+        self._blocks = _Blocks(platform, folder)
+        self._stored: dict[str, list[_Stored]] = {name: [] for name in self.specs}
+        for table in tables:
+            for placed in table.boxes:
+                self._stored[placed.tensor].append(_Stored(placed, table))
+        for name, stored in self._stored.items():
+            fmt.check_tiling(self.specs[name], [s.placed.box for s in stored], folder)
+
+    def read(self, name: str, box: Box | None = None) -> np.ndarray[Any, Any]:
+        """The elements of `box` (default: the whole tensor). Raises CheckpointDamaged naming tensor and file."""
+        spec = self.specs[name]
+        box = fmt.whole(spec.shape) if box is None else box
+        assert fmt.is_inside(box, spec.shape), f"{name}: box {box} is outside {spec.shape}"
+        out = np.empty(fmt.box_shape(box), fmt.DTYPES[spec.dtype][1])
+        for stored in self._stored[name]:
+            common = fmt.intersect(stored.placed.box, box)
+            if common is not None:
+                self._copy(stored, common, out, box)
+        return out
+
+    def _copy(self, stored: _Stored, common: Box, out: np.ndarray[Any, Any], box: Box) -> None:
+        placed, table = stored
+        dtype = fmt.DTYPES[placed.dtype][1]
+        try:
+            for slab, at in _slabs(placed.box, common, dtype.itemsize):
+                start = placed.offset + at
+                raw = self._blocks.span(table, start, start + fmt.volume(slab) * dtype.itemsize)
+                held = raw.view(dtype)
+                part = fmt.intersect(slab, common)
+                assert part is not None
+                out[_within(part, box)] = held.reshape(fmt.box_shape(slab))[_within(part, slab)]
+        except CheckpointDamaged as error:
+            raise _damaged(f"tensor {placed.tensor}: {error.what}", error.where) from error
+
+    def verify(self) -> list[Damage]:
+        """Read every byte of every image; what is wrong, by file and tensor."""
+        return [damage for table in self._tables for damage in self._verify_part(table)]
+
+    def _verify_part(self, table: PartTable) -> Iterator[Damage]:
+        path, digest = f"{self.folder}/{table.file}", hashlib.sha256()
+        damaged = False
+        for index in range(len(table.crc32c)):
+            try:
+                digest.update(self._blocks.load(table, index))
+            except CheckpointDamaged as error:
+                damaged = True
+                yield Damage(table.file, _touched(table, index), error.what)
+        try:
+            size = self._platform.size(path)
+        except OSError as error:
+            yield Damage(table.file, _touched(table, None), str(error))
+            return
+        if size != table.bytes:
+            yield Damage(table.file, _touched(table, None), f"{size} bytes long, not {table.bytes}")
+        elif not damaged and digest.hexdigest() != table.sha256:
+            yield Damage(table.file, _touched(table, None), "SHA-256 differs although every block's crc32c agrees")
+
+
+def open_checkpoint(platform: Platform, run_folder: str, commit: Commit) -> Checkpoint:
+    """Open what a save commit published. Reads manifest and tables, no tensor; needs no device.
+
+    Raises CheckpointDamaged naming the file, or the tensor whose boxes do not tile it; FormatUnknown if it is newer.
+    """
+    assert commit.kind == "save", f"commit {commit.number} is no save"
+    folder = checkpoint_folder(run_folder, commit)
+    manifest = _read_manifest(platform, folder, commit)
+    specs = {spec.name: spec for spec in manifest.tensors}
+    tables = [_read_table(platform, folder, entry, specs) for entry in manifest.parts]
+    return Checkpoint(platform, folder, manifest, tables)
+
+
+def open_restore(platform: Platform, run_folder: str, number: int, digest: str) -> Checkpoint:
+    """Open what PACKTRAIN_RESTORE names: a commit number and the digest that was chosen with it."""
+    log = CommitLog(platform, f"{run_folder}/commits")
+    commit = log.read(number)
+    if commit is None or commit.kind != "save" or commit.digest != digest:
+        raise _damaged(f"record {number} is not the save that was to be restored", log.path(number))
+    return open_checkpoint(platform, run_folder, commit)
+
+
+def verify_commit(platform: Platform, run_folder: str, commit: Commit) -> list[Damage]:
+    """All damage of one published checkpoint, that which keeps it from being opened included."""
+    try:
+        return open_checkpoint(platform, run_folder, commit).verify()
+    except (CheckpointDamaged, FormatUnknown) as error:
+        return [Damage(error.where.rpartition("/")[2], ("*",), error.what)]
+
+
+def checkpoint_folder(run_folder: str, commit: Commit) -> str:
+    """Where it lies; only a plain checkpoint folder name under checkpoints/ passes."""
+    name = fmt.parse_folder(commit.folder)
+    if name is None or (name.step, name.attempt) != (commit.step, commit.attempt):
+        raise _damaged(f"{commit.folder!r} is not the folder of step {commit.step}", f"commit {commit.number}")
+    return f"{run_folder}/checkpoints/{commit.folder}"
+
+
+def survey(platform: Platform, run_folder: str) -> Survey:
+    """What retention decides from: the log, the folders with their ages, the tombstones. The one place that lists."""
+    now_s = platform.wall_s()
+    ages: dict[str, float] = {}
+    for name, path in _entries(platform, f"{run_folder}/checkpoints"):
+        if fmt.parse_folder(name) is not None:
+            with suppress(FileNotFoundError):  # purged since it was listed
+                ages[name] = now_s - platform.modified_s(path)
+    stones: dict[str, Tombstone] = {}
+    for name, path in _entries(platform, f"{run_folder}/tombstones"):
+        with suppress(FileNotFoundError):
+            stone = parse_tombstone(platform.read(path, 0, TOMBSTONE_BYTES_MAX))
+            if stone is not None and name == tombstone_name(stone.folder):
+                stones[stone.folder] = stone
+    commits = CommitLog(platform, f"{run_folder}/commits").all()
+    return Survey(commits=tuple(commits), tombstones=stones, ages_s=ages, now_s=now_s)
+
+
+def _entries(platform: Platform, folder: str) -> list[tuple[str, str]]:
+    names = platform.listdir(folder) if platform.exists(folder) else []
+    return [(name, f"{folder}/{name}") for name in names]
+
+
+# --- leaves ------------------------------------------------------------------------------------------
+
+
+def _read_manifest(platform: Platform, folder: str, commit: Commit) -> Manifest:
+    path = f"{folder}/{fmt.MANIFEST}"
+    data = _read(platform, path, 0, TABLE_BYTES_MAX)
+    if fmt.sha256(data) != commit.digest:
+        raise _damaged(f"the manifest is not the one that commit {commit.number} published", path)
+    manifest = fmt.decode(data, Manifest, path)
+    fmt.check_manifest(manifest, path)
+    return manifest
+
+
+def _read_table(platform: Platform, folder: str, entry: PartEntry, specs: dict[str, TensorSpec]) -> PartTable:
+    path = f"{folder}/{fmt.table_name(entry.writer)}"
+    data = _read(platform, path, 0, TABLE_BYTES_MAX)
+    if len(data) != entry.table_bytes or fmt.sha256(data) != entry.table_sha256:
+        raise _damaged(f"the table of part {entry.writer} is not the one in the manifest", path)
+    table = fmt.decode(data, PartTable, path)
+    fmt.check_table(table, entry, specs, path)
+    return table
+
+
+def _read(platform: Platform, path: str, offset: int, size: int) -> bytes:
+    try:
+        return platform.read(path, offset, size)
+    except OSError as error:
+        raise _damaged(f"cannot be read: {error}", path) from error
+
+
+def _slabs(stored: Box, common: Box, item_bytes: int) -> Iterator[tuple[Box, int]]:
+    """Cut the part of `stored` that holds `common` into contiguous slabs of at most SLAB_BYTES (or one element).
+
+    Yields (slab, byte offset in the stored box). A slab spans whole rows below its first free dim: one byte range.
+    """
+    strides = [item_bytes * math.prod(b - a for a, b in stored[d + 1 :]) for d in range(len(stored))]
+    yield from _cut(stored, common, strides, (), 0)
+
+
+def _cut(stored: Box, common: Box, strides: list[int], fixed: Box, at: int) -> Iterator[tuple[Box, int]]:
+    dim = len(fixed)
+    if dim == len(stored):
+        yield fixed, at
+        return
+    (origin, _), (start, stop), stride = stored[dim], common[dim], strides[dim]
+    rows = SLAB_BYTES // stride
+    for row in range(start, stop, max(rows, 1)):
+        here = at + (row - origin) * stride
+        if rows:
+            yield (*fixed, (row, min(row + rows, stop)), *stored[dim + 1 :]), here
+        else:
+            yield from _cut(stored, common, strides, (*fixed, (row, row + 1)), here)
+
+
+def _within(part: Box, box: Box) -> tuple[slice, ...]:
+    return tuple(slice(a - origin, b - origin) for (a, b), (origin, _) in zip(part, box, strict=True))
+
+
+def _touched(table: PartTable, index: int | None) -> tuple[str, ...]:
+    """Names of tensors with bytes in that block; of all in the part when None, or when only the header is there."""
+    if index is None:
+        return tuple(dict.fromkeys(placed.tensor for placed in table.boxes))
+    start, stop = index * table.block_bytes, (index + 1) * table.block_bytes
+    names = dict.fromkeys(p.tensor for p in table.boxes if p.offset < stop and p.offset + p.bytes > start)
+    return tuple(names) or _touched(table, None)
+
+
+def _damaged(what: str, where: str) -> CheckpointDamaged:
+    return CheckpointDamaged(what, where=where, fix="begin an attempt from an earlier commit; this one stays as it is")

@@ -1,0 +1,123 @@
+"""Which checkpoints are kept: a pure plan from the log, the folders and the tombstones. Nothing here touches a disk.
+
+A folder goes in two steps: a tombstone first, and a purge only `grace_s` later. Never planned for either: what restore
+would read now, the `keep_last` saves of the lineage (at least one: the floor), each `keep_every_steps`-th, and what is
+pinned. A tombstoned folder that is kept again (a rollback leads to it, say) loses its tombstone and with it the time
+already served. Uncommitted folders count as debris when a later attempt has begun and `debris_s` have passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+import msgspec
+
+from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.format import parse_folder
+
+TOMBSTONE_BYTES_MAX = 1 << 16
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """tombstones/<folder>.json: that folder may be purged `grace_s` after `written_s`."""
+
+    folder: str
+    written_s: float
+    """Wall clock: a grace period spans reboots."""
+    reason: str
+
+
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan is made from, all seen at one moment."""
+
+    commits: tuple[Commit, ...]
+    """The whole log, number 1 first."""
+    tombstones: Mapping[str, Tombstone]
+    ages_s: Mapping[str, float]
+    """Checkpoint folders present, with seconds since they last changed."""
+    now_s: float
+
+
+class Action(msgspec.Struct, frozen=True):
+    """tombstone: mark. purge: delete what has been marked long enough. lift: take the mark away."""
+
+    action: Literal["tombstone", "purge", "lift"]
+    folder: str
+    reason: str
+
+
+def plan(survey: Survey, config: CheckpointConfig, pinned: Collection[str] = (), domains: int = 1) -> list[Action]:
+    """What to do now, in the order of folder names. `pinned`: folders; `domains`: failure domains that hold copies.
+
+    A tombstone from the future (the clock was set back) has served no time. An empty log plans nothing.
+    """
+    if not survey.commits:
+        return []
+    kept = kept_folders(survey.commits, config, domains) | set(pinned)
+    published = {commit.folder for commit in survey.commits if commit.kind == "save"}
+    attempt = survey.commits[-1].attempt
+    actions: list[Action] = []
+    for folder in sorted(survey.ages_s):
+        stone = survey.tombstones.get(folder)
+        reason = _reason(folder, published, attempt, survey.ages_s[folder], config)
+        if folder in kept or reason is None:
+            if stone is not None:
+                actions.append(Action("lift", folder, "kept again"))
+        elif stone is None:
+            actions.append(Action("tombstone", folder, reason))
+        elif survey.now_s - stone.written_s >= config.grace_s:
+            actions.append(Action("purge", folder, stone.reason))
+    return actions
+
+
+def kept_folders(commits: tuple[Commit, ...], config: CheckpointConfig, domains: int = 1) -> set[str]:
+    """Published folders that stay; the first of them is what restore would read now."""
+    lineage = [commit for commit in lineage_of(commits) if commit.kind == "save"]
+    last = max(config.keep_last, floor(config, domains))
+    kept = {commit.folder for commit in lineage[:last]}
+    if config.keep_every_steps:
+        kept |= {commit.folder for commit in lineage if commit.step % config.keep_every_steps == 0}
+    return kept
+
+
+def floor(config: CheckpointConfig, domains: int) -> int:
+    """Copies that must exist whatever is asked: no more than there are places that fail apart, and at least one."""
+    return max(1, min(config.keep_last, domains))
+
+
+def lineage_of(commits: tuple[Commit, ...]) -> list[Commit]:
+    """The last record and its ancestors, latest first."""
+    found: list[Commit] = []
+    number = len(commits)
+    while number:
+        commit = commits[number - 1]
+        assert commit.number == number and commit.parent < number, f"the log is not dense at {number}"
+        found.append(commit)
+        number = commit.parent
+    return found
+
+
+def tombstone_name(folder: str) -> str:
+    return f"{folder}.json"
+
+
+def parse_tombstone(data: bytes) -> Tombstone | None:
+    """None when it is damaged: then nothing has been marked."""
+    try:
+        stone = msgspec.json.decode(data, type=Tombstone)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return stone if parse_folder(stone.folder) is not None else None
+
+
+def _reason(folder: str, published: set[str], attempt: int, age_s: float, config: CheckpointConfig) -> str | None:
+    """Why a folder that is not kept may go; None: it may not."""
+    name = parse_folder(folder)
+    assert name is not None, f"{folder} is no checkpoint folder"
+    if folder in published:
+        return f"beyond the last {config.keep_last}, or off the lineage"
+    if name.attempt < attempt and age_s >= config.debris_s:
+        return f"never published, and attempt {name.attempt} is over"
+    return None
