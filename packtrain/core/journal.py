@@ -75,7 +75,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record as it was read. `ns`: nanoseconds since boot `boot`; `wall_s`: a date for people, None when unknown."""
+    """One record as read. `ns`: nanoseconds since boot `boot`; `wall_s`: a date for people, None when unknown."""
 
     record: AnyRecord | Unknown
     writer: str
