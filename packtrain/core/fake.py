@@ -55,7 +55,7 @@ from packtrain.core.fake_schedule import (
     explore,
     sample,
 )
-from packtrain.core.platform import File, Lock, Platform, Process
+from packtrain.core.platform import SOCKET_PATH_BYTES_MAX, File, Lock, Platform, Process
 from packtrain.core.units import NS
 
 __all__ = [
@@ -88,6 +88,10 @@ def chosen_faults(choices: Choices, menu: Callable[[str, str], Sequence[Fault]],
     return strike
 
 
+def _nothing() -> Any:
+    return None
+
+
 class FakePlatform(Platform):
     """One process `name` on `disk`; processes of one name are on one node and share its boot.
 
@@ -113,7 +117,7 @@ class FakePlatform(Platform):
     # --- every operation passes here ---
 
     def step(
-        self, op: str, path: str, do: Callable[[], T] = lambda: None, torn: Callable[[float], None] | None = None  # type: ignore[assignment,return-value]
+        self, op: str, path: str, do: Callable[[], T] = _nothing, torn: Callable[[float], None] | None = None
     ) -> T:
         """One operation: others may go first, a fault may strike, then `do`. FakeCrash when this process is dead."""
         self._check_alive()
@@ -348,6 +352,8 @@ class FakePlatform(Platform):
         self, argv: Sequence[str], env: Mapping[str, str], log_path: str | None, die_with_parent: bool
     ) -> FakeProcess:
         program = self.programs(argv) if self.programs is not None else None
+        if program is None and not die_with_parent:
+            raise os_error(errno.ENOENT, argv[0])
         if log_path is not None and self._look(log_path) is None:
             self.disk.create(log_path)
         own = FakePlatform(self.disk, self.name, None, self.faults, self.programs)
@@ -373,6 +379,8 @@ class FakePlatform(Platform):
         return self.step("stream_listener", path, lambda: self._bind(path, "listener", None))
 
     def _bind(self, path: str, kind: str, timeout_s: float | None) -> FakeSocket:
+        if len(path.encode()) > SOCKET_PATH_BYTES_MAX:
+            raise os_error(errno.ENAMETOOLONG, path)
         try:
             node = self.disk.create(path)
         except FileExistsError:

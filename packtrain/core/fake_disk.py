@@ -13,6 +13,7 @@ import posixpath
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from packtrain.core.fake_schedule import Choices, FakeClock
@@ -136,7 +137,9 @@ def os_error(code: int, path: str) -> OSError:
     return OSError(code, os.strerror(code), path)
 
 
+@lru_cache(maxsize=4096)
 def full(path: str) -> str:
+    """`path` seen from the root, which is where fake processes stand."""
     return posixpath.normpath(posixpath.join("/", path))
 
 

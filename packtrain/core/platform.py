@@ -13,13 +13,18 @@ import json
 import os
 import secrets
 import socket
+import stat
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+NODE_CHARS_MAX = 64
+SOCKET_PATH_BYTES_MAX = 107
+"""What sockaddr_un holds on Linux, less the final NUL (unix(7))."""
 SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.py")
 
 
@@ -114,7 +119,8 @@ class Platform(ABC):
         """False only on ENOENT/ENOTDIR; any other error is raised."""
 
     @abstractmethod
-    def is_dir(self, path: str) -> bool: ...
+    def is_dir(self, path: str) -> bool:
+        """False also on ENOENT/ENOTDIR; any other error is raised."""
 
     @abstractmethod
     def listdir(self, path: str) -> list[str]:
@@ -153,7 +159,11 @@ class Platform(ABC):
         self, argv: Sequence[str], env: Mapping[str, str], *, cwd: str | None = None, log_path: str | None = None,
         die_with_parent: bool = True,
     ) -> Process:
-        """Start a child in its own session; stdout and stderr go to `log_path` (appended), or are inherited."""
+        """Start a child in its own session; stdout and stderr go to `log_path` (appended), or are inherited.
+
+        A command that cannot be started ends with 127 (not found) or 126, as from a shell, when it dies with its
+        parent; otherwise OSError is raised here. Call from a thread that lives on: the tie is to the thread.
+        """
 
     # --- unix sockets ---
     @abstractmethod
@@ -173,10 +183,15 @@ class Platform(ABC):
             file.fsync()
 
     def write_replacing(self, path: str, data: bytes) -> None:
-        """Replace `path` atomically (temp name, fsync, rename, fsync of the folder)."""
+        """Replace `path` atomically (temp name, fsync, rename, fsync of the folder); a failed try leaves no temp."""
         temp = f"{path}.new-{self.token()}"
-        self.write_new(temp, data)
-        self.replace(temp, path)
+        try:
+            self.write_new(temp, data)
+            self.replace(temp, path)
+        except OSError:
+            with suppress(OSError):
+                self.unlink(temp)
+            raise
         self.fsync_dir(os.path.dirname(path) or ".")
 
     def read_json(self, path: str) -> Any:
@@ -188,7 +203,8 @@ class _LocalFile(File):
         self._fd = fd
 
     def write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        view = view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses a zero in the shape
         while view:
             n = os.write(self._fd, view)
             view = view[n:]
@@ -228,7 +244,9 @@ class _LocalLock(Lock):
         self._fd = fd
 
     def release(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class LocalPlatform(Platform):
@@ -251,8 +269,8 @@ class LocalPlatform(Platform):
         return secrets.token_hex(n_bytes)
 
     def node(self) -> str:
-        name = os.environ.get("PACKTRAIN_NODE") or socket.gethostname()
-        return "".join(c if c.isalnum() or c in "._" else "_" for c in name) or "node"
+        name = (os.environ.get("PACKTRAIN_NODE") or socket.gethostname())[:NODE_CHARS_MAX]
+        return "".join(c if c.isascii() and (c.isalnum() or c in "._") else "_" for c in name) or "node"
 
     def mkdir(self, path: str, mode: int = 0o755) -> None:
         os.makedirs(path, mode=mode, exist_ok=True)
@@ -276,7 +294,10 @@ class LocalPlatform(Platform):
         return True
 
     def is_dir(self, path: str) -> bool:
-        return os.path.isdir(path)
+        try:
+            return stat.S_ISDIR(os.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
@@ -301,8 +322,8 @@ class LocalPlatform(Platform):
             os.close(fd)
 
     def free_bytes(self, path: str) -> int:
-        stat = os.statvfs(path)
-        return stat.f_bavail * stat.f_frsize
+        volume = os.statvfs(path)
+        return volume.f_bavail * volume.f_frsize
 
     def modified_s(self, path: str) -> float:
         return os.stat(path).st_mtime
@@ -311,13 +332,13 @@ class LocalPlatform(Platform):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, note.encode(), 0)
         except OSError as error:
             os.close(fd)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return None
             raise
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, note.encode(), 0)
         return _LocalLock(fd)
 
     def spawn(
@@ -340,15 +361,13 @@ class LocalPlatform(Platform):
 
     def datagram_receiver(self, path: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        sock.bind(path)
-        os.chmod(path, 0o600)
+        _bind(sock, path)
         sock.setblocking(False)
         return sock
 
     def stream_listener(self, path: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(path)
-        os.chmod(path, 0o600)
+        _bind(sock, path)
         sock.listen(64)
         return sock
 
@@ -356,8 +375,26 @@ class LocalPlatform(Platform):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout_s)
         try:
+            _check_length(path)
             sock.connect(path)
         except OSError:
             sock.close()
             raise
         return sock
+
+
+def _bind(sock: socket.socket, path: str) -> None:
+    """Bind and keep others out; the socket is closed when that fails."""
+    try:
+        _check_length(path)
+        sock.bind(path)
+        os.chmod(path, 0o600)
+    except OSError:
+        sock.close()
+        raise
+
+
+def _check_length(path: str) -> None:
+    """ENAMETOOLONG, where `socket` would raise an OSError without an errno."""
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)

@@ -28,4 +28,8 @@ if __name__ == "__main__":
     parent, separator, *command = sys.argv[1:]
     assert separator == "--" and command, "usage: shim PPID -- COMMAND ..."
     die_with_parent(int(parent))
-    os.execvp(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
