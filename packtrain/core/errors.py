@@ -128,6 +128,18 @@ class StoreDamaged(ConfigError):
     name = "data.store_damaged"
 
 
+class BuildTaken(ConfigError):
+    """The folder asked for holds something else, or another build is writing it."""
+
+    name = "data.build_taken"
+
+
+class BuildFailed(AgainError):
+    """The machine got in the way of a build; the same command goes on from what is finished."""
+
+    name = "data.build_failed"
+
+
 # --- checkpoints and commits -----------------------------------------------------------------------
 
 
@@ -151,6 +163,12 @@ class FormatUnknown(ConfigError):
 
 class SaveFailed(AgainError):
     name = "checkpoint.save_failed"
+
+
+class PurgeRefused(AgainError):
+    """A deletion that is no longer right, or never was; the folder stays."""
+
+    name = "checkpoint.purge_refused"
 
 
 class CarrierLost(AgainError):
