@@ -355,11 +355,15 @@ def check_table(table: PartTable, entry: PartEntry, specs: dict[str, TensorSpec]
     if not same or not blocks:
         raise _damaged(f"the table of part {entry.writer} does not fit the manifest", where)
     for placed in table.boxes:
-        spec = specs.get(placed.tensor)
-        fits = spec is not None and spec.dtype == placed.dtype and is_inside(placed.box, spec.shape)
-        size = volume(placed.box) * DTYPES[placed.dtype][1].itemsize if fits else -1
-        if placed.bytes != size or placed.offset < 0 or placed.offset + size > table.bytes:
-            raise _damaged(f"tensor {placed.tensor}: box [{box_text(placed.box)}] fits neither table nor part", where)
+        check_placed(placed, specs.get(placed.tensor), table.bytes, where)
+
+
+def check_placed(placed: PlacedBox, spec: TensorSpec | None, image_bytes: int, where: str) -> None:
+    """A box lies inside its tensor, and its bytes inside the image."""
+    fits = spec is not None and spec.dtype == placed.dtype and is_inside(placed.box, spec.shape)
+    size = volume(placed.box) * DTYPES[placed.dtype][1].itemsize if fits else -1
+    if placed.bytes != size or placed.offset < 0 or placed.offset + size > image_bytes:
+        raise _damaged(f"tensor {placed.tensor}: box [{box_text(placed.box)}] does not fit its tensor or image", where)
 
 
 def _damaged(what: str, where: str) -> CheckpointDamaged:

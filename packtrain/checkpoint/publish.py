@@ -1,0 +1,258 @@
+"""One save, from whole buffers to a published commit. Blocking code over a Platform: the carrier runs it in a thread.
+
+A failed write gets a new try in a new folder until the deadline; no file is ever overwritten, and after a failed fsync
+nothing of that try is believed. What makes it safe to give a save up while its thread hangs in a dead file system: the
+thread must pass the save's Gate before it publishes, and a closed gate never opens again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from packtrain.checkpoint import format as fmt
+from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.format import FolderName, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
+from packtrain.checkpoint.purge import discard_try
+from packtrain.core.errors import CheckpointDamaged, CommitUnknown, SaveFailed
+from packtrain.core.platform import Platform
+from packtrain.core.units import NS, bytes_text
+
+RETRY_S_MIN = 0.1
+RETRY_S_MAX = 10.0
+SLACK_BYTES = 1 << 20
+"""Left free beside the images: for tables, the manifest, and the log."""
+
+
+class Part(NamedTuple):
+    """What one writer offers: a whole file image in a buffer, and what lies where in it."""
+
+    writer: str
+    buffer: str
+    bytes: int
+    specs: tuple[TensorSpec, ...]
+    boxes: tuple[PlacedBox, ...]
+
+
+class Save(NamedTuple):
+    """One step of one attempt, all its parts there."""
+
+    step: int
+    attempt: int
+    parts: tuple[Part, ...]
+    about: dict[str, Any]
+    """data_index, plan_hash, seed, code_hash and meta of the manifest."""
+    end_ns: int
+    """Deadline, boot time."""
+
+
+class Gate:
+    """Open until somebody gives the save up, or its thread goes through to publish; whoever is first, decides."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state = "open"
+
+    def shut(self) -> bool:
+        """Give the save up. False: too late, it is being published."""
+        with self._lock:
+            if self._state == "open":
+                self._state = "shut"
+            return self._state == "shut"
+
+    def go_through(self) -> bool:
+        """Enter to publish. False: the save has been given up."""
+        with self._lock:
+            if self._state == "open":
+                self._state = "through"
+            return self._state == "through"
+
+    @property
+    def is_shut(self) -> bool:
+        return self._state == "shut"
+
+
+def carry(platform: Platform, log: CommitLog, run_folder: str, save: Save, gate: Gate) -> Commit:
+    """Write the parts, publish them. Raises CommitStale: stop; SaveFailed with the last obstacle at the deadline."""
+    specs = check_parts(save)
+    folder, digest = _written(platform, run_folder, save, specs, gate)
+    if not gate.go_through():
+        discard_try(platform, f"{run_folder}/checkpoints/{folder}")
+        raise _failed(save, run_folder, "the disk was too slow")
+    pause = _Pause(platform, save.end_ns)
+    while True:
+        try:
+            return log.publish(save.attempt, save.step, digest, folder)
+        except CommitUnknown as error:
+            # It may be published all the same, so from here on the folder stays.
+            if not pause.wait():
+                raise _failed(save, run_folder, f"written but not confirmed as published: {error.what}") from error
+
+
+def check_parts(save: Save) -> list[TensorSpec]:
+    """The tensor table, once every box of every part fits it and they tile it. Raises SaveFailed."""
+    specs: dict[str, TensorSpec] = {}
+    for spec in (spec for part in save.parts for spec in part.specs):
+        if specs.setdefault(spec.name, spec) != spec:
+            raise _refused(save, f"tensor {spec.name} is not the same tensor for every writer")
+    boxes: dict[str, list[fmt.Box]] = {name: [] for name in specs}
+    try:
+        fmt.check_manifest(_manifest(save, list(specs.values()), []), f"step {save.step}")
+        for part in save.parts:
+            for placed in part.boxes:
+                fmt.check_placed(placed, specs.get(placed.tensor), part.bytes, f"part {part.writer}")
+                boxes[placed.tensor].append(placed.box)
+        for name, spec in specs.items():
+            fmt.check_tiling(spec, boxes[name], f"step {save.step}")
+    except CheckpointDamaged as error:
+        raise _refused(save, error.what) from error
+    return list(specs.values())
+
+
+def _written(
+    platform: Platform, run_folder: str, save: Save, specs: list[TensorSpec], gate: Gate
+) -> tuple[str, str]:
+    """Try until all is durable in one folder: its name, and the digest of its manifest."""
+    pause = _Pause(platform, save.end_ns)
+
+    def check() -> None:
+        if gate.is_shut or platform.boot_ns() >= save.end_ns:
+            raise _OutOfTime
+
+    obstacle = "the disk was too slow"
+    while True:
+        try:
+            return _write_try(platform, run_folder, save, specs, check)
+        except OSError as error:
+            obstacle = _obstacle(error)
+        except _OutOfTime:
+            raise _failed(save, run_folder, obstacle) from None
+        if gate.is_shut or not pause.wait():
+            raise _failed(save, run_folder, obstacle)
+
+
+def _write_try(
+    platform: Platform, run_folder: str, save: Save, specs: list[TensorSpec], check: Callable[[], None]
+) -> tuple[str, str]:
+    """One try, in a folder of its own. Whatever stops it, the folder goes: the log has never heard of it."""
+    checkpoints = f"{run_folder}/checkpoints"
+    check()
+    _require_room(platform, checkpoints, sum(part.bytes for part in save.parts))
+    folder = _free_name(platform, checkpoints, save)
+    path = f"{checkpoints}/{folder}"
+    try:
+        platform.mkdir(path)
+        parts = [_write_part(platform, path, part, check) for part in save.parts]
+        manifest = fmt.encode(_manifest(save, specs, parts))
+        platform.write_new(f"{path}/{fmt.MANIFEST}", manifest)
+        platform.fsync_dir(path)
+        platform.fsync_dir(checkpoints)
+    except Exception:
+        discard_try(platform, path)
+        raise
+    return folder, fmt.sha256(manifest)
+
+
+def _write_part(platform: Platform, folder: str, part: Part, check: Callable[[], None]) -> PartEntry:
+    """Copy the image, block by block: the bytes whose checksum is taken are the bytes that are written."""
+    digest, crcs = hashlib.sha256(), []
+    with platform.create(f"{folder}/{fmt.image_name(part.writer)}") as file:
+        for offset in range(0, part.bytes, fmt.BLOCK_BYTES):
+            check()
+            block = _read_block(platform, part, offset)
+            crcs.append(fmt.crc32c(block))
+            digest.update(block)
+            file.write(block)
+        file.fsync()
+    table = fmt.encode(
+        PartTable(
+            format=fmt.FORMAT, writer=part.writer, file=fmt.image_name(part.writer), bytes=part.bytes,
+            sha256=digest.hexdigest(), block_bytes=fmt.BLOCK_BYTES, crc32c=crcs, boxes=list(part.boxes),
+        )
+    )
+    platform.write_new(f"{folder}/{fmt.table_name(part.writer)}", table)
+    return PartEntry(part.writer, part.bytes, digest.hexdigest(), len(table), fmt.sha256(table))
+
+
+def _read_block(platform: Platform, part: Part, offset: int) -> bytes:
+    size = min(fmt.BLOCK_BYTES, part.bytes - offset)
+    try:
+        block = platform.read(part.buffer, offset, size)
+    except OSError as error:
+        raise _BufferLost(f"the buffer cannot be read: {error}") from error
+    if len(block) != size:
+        raise _BufferLost(f"the buffer holds {offset + len(block)} bytes of {part.bytes}")
+    return block
+
+
+def _manifest(save: Save, specs: list[TensorSpec], parts: list[PartEntry]) -> Manifest:
+    return Manifest(step=save.step, attempt=save.attempt, tensors=specs, parts=parts, **save.about)
+
+
+def _free_name(platform: Platform, checkpoints: str, save: Save) -> str:
+    """The first try whose folder nobody has made: a carrier before this one may have used some."""
+    names = (str(FolderName(save.step, save.attempt, trial)) for trial in itertools.count(1))
+    return next(name for name in names if not platform.exists(f"{checkpoints}/{name}"))
+
+
+def _require_room(platform: Platform, checkpoints: str, image_bytes: int) -> None:
+    """Do not begin what cannot end: a try that fills the disk takes the room of journal and log, too."""
+    free = platform.free_bytes(checkpoints)
+    if free < image_bytes + SLACK_BYTES:
+        raise OSError(errno.ENOSPC, f"{bytes_text(image_bytes)} to write and {bytes_text(free)} free")
+
+
+class _Pause:
+    """Longer and longer waits between tries, up to the deadline."""
+
+    def __init__(self, platform: Platform, end_ns: int) -> None:
+        self._platform = platform
+        self._end_ns = end_ns
+        self._next_s = RETRY_S_MIN
+
+    def wait(self) -> bool:
+        """False when the deadline leaves no time for another try."""
+        left_s = (self._end_ns - self._platform.boot_ns()) / NS
+        if left_s <= self._next_s:
+            return False
+        self._platform.sleep(self._next_s)
+        self._next_s = min(self._next_s * 2, RETRY_S_MAX)
+        return True
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+
+class _OutOfTime(Exception):
+    """The deadline passed, or the save was given up."""
+
+
+class _BufferLost(SaveFailed):
+    """What was offered is not there: another try would not find it either."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, where="buffer", fix="the next save uses a new one; see whether the worker still runs")
+
+
+def _obstacle(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full ({error.strerror})"
+    return str(error)
+
+
+def _failed(save: Save, run_folder: str, obstacle: str) -> SaveFailed:
+    return SaveFailed(
+        f"step {save.step} was not published by its deadline: {obstacle}", where=f"{run_folder}/checkpoints",
+        fix="free space there, or lower checkpoint.keep_last; training goes on and the next save is tried as usual",
+    )
+
+
+def _refused(save: Save, what: str) -> SaveFailed:
+    return SaveFailed(
+        f"step {save.step} cannot become a checkpoint: {what}", where="what its writers offered",
+        fix="each element of each tensor belongs to exactly one writer's box; see how the program cuts its state",
+    )

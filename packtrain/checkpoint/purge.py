@@ -1,0 +1,120 @@
+"""The only module that deletes checkpoints. Everything here checks again what the plan decided, at the last moment.
+
+A purge needs a tombstone as old as the grace, an attempt that is still the last begun, a restore point that opens, and
+a folder that is not it. The manifest goes first: a purge cut short leaves a folder that refuses to open at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from packtrain.checkpoint.commits import CommitLog
+from packtrain.checkpoint.format import MANIFEST, parse_folder
+from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.checkpoint.retention import TOMBSTONE_BYTES_MAX, Action, Tombstone, parse_tombstone, tombstone_name
+from packtrain.core.errors import PacktrainError, PurgeRefused
+from packtrain.core.platform import Platform
+
+
+class Done(NamedTuple):
+    """One action and how it ended; `error` None: carried out."""
+
+    action: Action
+    error: dict[str, str] | None
+
+
+def execute(
+    platform: Platform, run_folder: str, attempt: int, actions: Sequence[Action], grace_s: float
+) -> list[Done]:
+    """Carry out a plan made under `attempt`. One that is refused or fails keeps none of the others."""
+    done = []
+    for action in actions:
+        try:
+            _execute(platform, run_folder, attempt, action, grace_s)
+            done.append(Done(action, None))
+        except PacktrainError as error:
+            done.append(Done(action, error.as_dict()))
+        except OSError as error:
+            done.append(Done(action, _refused(action.folder, f"{action.action} failed: {error}").as_dict()))
+    return done
+
+
+def discard_try(platform: Platform, folder: str) -> None:
+    """Take away a folder that the caller made and never handed to the log. What resists is left as debris."""
+    with suppress(OSError):
+        for name in platform.listdir(folder):
+            platform.unlink(f"{folder}/{name}")
+        platform.rmdir(folder)
+
+
+def _execute(platform: Platform, run_folder: str, attempt: int, action: Action, grace_s: float) -> None:
+    if parse_folder(action.folder) is None:
+        raise _refused(action.folder, "this is no checkpoint folder")
+    _require_current(platform, run_folder, attempt, action.folder)
+    stone = f"{run_folder}/tombstones/{tombstone_name(action.folder)}"
+    match action.action:
+        case "tombstone":
+            _mark(platform, stone, action)
+        case "lift":
+            with suppress(FileNotFoundError):
+                platform.unlink(stone)
+        case "purge":
+            _require_grace(platform, stone, action.folder, grace_s)
+            _require_restorable(platform, run_folder, action.folder)
+            _remove(platform, f"{run_folder}/checkpoints", action.folder)
+
+
+def _mark(platform: Platform, stone: str, action: Action) -> None:
+    """Write the tombstone; one that is there already keeps its time, unless it is damaged and so never counted."""
+    data = msgspec.json.encode(Tombstone(action.folder, platform.wall_s(), action.reason))
+    folder = stone.rpartition("/")[0]
+    platform.mkdir(folder)
+    try:
+        platform.write_new(stone, data)
+        platform.fsync_dir(folder)
+    except FileExistsError:
+        if parse_tombstone(platform.read(stone, 0, TOMBSTONE_BYTES_MAX)) is None:
+            platform.write_replacing(stone, data)
+
+
+def _require_current(platform: Platform, run_folder: str, attempt: int, folder: str) -> None:
+    last = CommitLog(platform, f"{run_folder}/commits").last()
+    if last is None or last.attempt != attempt:
+        raise _refused(folder, f"the plan was made under attempt {attempt}, which is not the last one begun")
+
+
+def _require_grace(platform: Platform, stone: str, folder: str, grace_s: float) -> None:
+    try:
+        found = parse_tombstone(platform.read(stone, 0, TOMBSTONE_BYTES_MAX))
+    except FileNotFoundError:
+        found = None
+    if found is None or found.folder != folder:
+        raise _refused(folder, "it has no tombstone")
+    if platform.wall_s() - found.written_s < grace_s:
+        raise _refused(folder, f"its tombstone is younger than {grace_s:.0f} s")
+
+
+def _require_restorable(platform: Platform, run_folder: str, folder: str) -> None:
+    """The checkpoint that restore would read is another one, and opens: raises CheckpointDamaged where it does not."""
+    point = CommitLog(platform, f"{run_folder}/commits").restore_point()
+    if point is None or point.folder == folder:
+        raise _refused(folder, "restore would read it now" if point else "no other checkpoint is published")
+    open_checkpoint(platform, run_folder, point)
+
+
+def _remove(platform: Platform, checkpoints: str, folder: str) -> None:
+    path = f"{checkpoints}/{folder}"
+    names = platform.listdir(path) if platform.exists(path) else []
+    for name in sorted(names, key=lambda name: name != MANIFEST):
+        platform.unlink(f"{path}/{name}")
+    if platform.exists(path):
+        platform.rmdir(path)
+    platform.fsync_dir(checkpoints)
+
+
+def _refused(folder: str, what: str) -> PurgeRefused:
+    return PurgeRefused(what, where=f"checkpoints/{folder}", fix="nothing was deleted; the next plan looks again")
