@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig
@@ -28,7 +28,7 @@ from packtrain.core.contract import NO_ORDER, Beat, Order, Place, Restore, Word,
 from packtrain.core.errors import PacktrainError, RunHeld, RunUnusable, error_named
 from packtrain.core.journal import Entry, Journal, Tail
 from packtrain.core.platform import Platform, Process
-from packtrain.core.records import (
+from packtrain.core.records import AttemptBegan, AttemptEnded, ErrorSeen, OrderGiven, RetentionDone, RunCreated, SaveDone
     AttemptBegan,
     AttemptEnded,
     ErrorSeen,
@@ -39,12 +39,15 @@ from packtrain.supervise import one_node
 from packtrain.supervise.config import SuperviseConfig
 from packtrain.supervise.one_node import Finish
 from packtrain.supervise.requests import Requests, listening
+from packtrain.supervise.retain import Retainer
 from packtrain.supervise.sockets import BeatSocket, private_folder, remove_socket
 
 LOOK_S = 0.2
 """A look at everything comes at least this often; a beat wakes it earlier."""
 CARRIER_START_S = 10.0
 CARRIER_STOP_S = 10.0
+RETAIN_S = 10.0
+"""How long the end of an attempt may wait for retention; what is left is planned again next time."""
 LOG_TAIL_BYTES = 8192
 WRITER = "r00000"
 """The one writer of a run on one node: its rank 0."""
@@ -132,6 +135,20 @@ def _holder(platform: Platform, path: str) -> str:
         return "another process, which is just starting"
 
 
+def seems_held(platform: Platform, run_folder: str) -> bool:
+    """Whether the process named in the holder file lives, for tables. Taking the lock to see would refuse a start."""
+    try:
+        note = platform.read_json(f"{run_folder}/holder")
+        if note["node"] != platform.node():
+            return False
+        os.kill(int(note["pid"]), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    return True
+
+
 class Foreground:
     """The shell around `one_node.decide`: turns what the machine says into events, and actions into deeds."""
 
@@ -142,6 +159,7 @@ class Foreground:
         self._tail = Tail(platform, f"{job.run_folder}/journal")
         self._beats = BeatSocket(platform, f"{folder}/beats")
         self._carrier_path, self._control_path = f"{folder}/carrier", f"{folder}/control.json"
+        self._retainer = Retainer(platform, job.run_folder, job.checkpoint, self._carrier_path)
         self._state = one_node.State(config=job.supervise)
         self._attempt: Attempt | None = None
         self._finish: Finish | None = None
@@ -177,6 +195,7 @@ class Foreground:
         attempt = self._attempt
         if attempt is not None:
             self._look_at_processes(attempt)
+        self._retained(self._retainer.look())
         self._happened(one_node.Tick(ns=self._platform.boot_ns()))
         self._view.tick(self._platform.boot_ns())
 
@@ -206,9 +225,19 @@ class Foreground:
 
     def _noted(self, entry: Entry) -> None:
         record = entry.record
+        if isinstance(record, SaveDone) and record.commit:
+            self._retainer.save_published()
         ours = entry.writer == self._journal.writer
         if isinstance(record, ErrorSeen) and record.severity == "error" and self._attempt is not None and not ours:
             self._attempt.error = error_named(record.name, record.what, record.where, record.fix)
+
+    def _retained(self, done: Sequence[Mapping[str, Any]]) -> None:
+        """Write down what the carrier did; what it refused is left for the next plan and not news."""
+        for item in done:
+            if item.get("error") is None:
+                self._journal.write(RetentionDone(
+                    action=item["action"], folder=item["folder"], reason=item.get("reason", ""),
+                ))
 
     def _end_of(self, path: str) -> str:
         with suppress(OSError):
@@ -321,6 +350,7 @@ class Foreground:
         assert attempt is not None
         _kill_group(attempt.worker)  # whatever it started and left behind
         if attempt.carrier is not None:
+            self._retained(self._retainer.finish(RETAIN_S))
             self._stop(attempt.carrier)
         self._attempt = None
         self._journal.write(
@@ -346,6 +376,7 @@ class Foreground:
                 if process is not None:
                     _kill_group(process)
                     process.wait()
+        self._retainer.drop()
         self._beats.close()
         self._journal.close()
 

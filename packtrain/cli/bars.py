@@ -1,0 +1,52 @@
+"""Progress of stages with a known length, for `packtrain data build`: bars on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from packtrain.core.units import count_text
+
+
+class Bars:
+    """Progress of named stages of known length, for `data build`."""
+
+    def __init__(self, out: Any = None) -> None:
+        self._out = out or sys.stdout
+        self._stage = ""
+        self._tenth = -1
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Bars:
+        if self._out.isatty():
+            from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as RichProgress
+
+            self._bars = RichProgress(
+                TextColumn("{task.description:<20}"), BarColumn(36), TaskProgressColumn(), TextColumn("{task.fields[done]}"),
+                TimeRemainingColumn(),
+            )
+            self._bars.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._bars is not None:
+            self._bars.__exit__(*exc)
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Called by the build; `total` 0: not known."""
+        if self._bars is None:
+            self._plain(stage, done, total)
+            return
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bars.add_task(stage, total=total or None, done="")
+        self._bars.update(self._tasks[stage], completed=done, total=total or None, done=count_text(done))
+
+    def _plain(self, stage: str, done: int, total: int) -> None:
+        """A line for each tenth of a stage."""
+        tenth = 10 * done // total if total else 0
+        if (stage, tenth) != (self._stage, self._tenth):
+            self._stage, self._tenth = stage, tenth
+            of = f" of {count_text(total)}" if total else ""
+            print(f"{stage}: {count_text(done)}{of}", file=self._out, flush=True)

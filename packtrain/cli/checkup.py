@@ -1,0 +1,159 @@
+"""What `packtrain doctor` looks at. Each check answers OK, WARN, FAIL or UNKNOWN; one that breaks is UNKNOWN, never OK."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from packtrain.cli import extras, folders
+from packtrain.core.errors import PacktrainError
+from packtrain.core.platform import LocalPlatform, Platform
+from packtrain.core.units import GIB, bytes_text
+
+OK, WARN, FAIL, UNKNOWN = "OK", "WARN", "FAIL", "UNKNOWN"
+DEVICES_S_MAX = 60.0
+DEVICES = "import jax; d = jax.devices(); print('devices:', len(d), d[0].platform, d[0].device_kind)"
+
+
+class Finding(NamedTuple):
+    verdict: str
+    subject: str
+    found: str
+    fix: str = ""
+
+
+def checkup(platform: Platform | None = None) -> list[Finding]:
+    """All checks in order; none can stop the others."""
+    platform = platform or LocalPlatform()
+    checks: dict[str, Callable[[Platform], Finding]] = {
+        "python": python, "cores": cores, "memory": memory, "disk": disk, "shared memory": shared_memory, "links": links,
+        "extra data": lambda _: extra("data"), "extra train": lambda _: extra("train"), "devices": devices,
+    }
+    return [_safely(subject, check, platform) for subject, check in checks.items()]
+
+
+def _safely(subject: str, check: Callable[[Platform], Finding], platform: Platform) -> Finding:
+    try:
+        return check(platform)
+    except Exception as error:  # a check that breaks says nothing about the machine
+        return Finding(UNKNOWN, subject, f"could not be looked at: {type(error).__name__}: {error}")
+
+
+def python(platform: Platform) -> Finding:
+    found = f"{sys.version.split()[0]} at {sys.executable}"
+    if sys.version_info < (3, 11):
+        return Finding(FAIL, "python", found, "install Python 3.11 or newer")
+    return Finding(OK, "python", found)
+
+
+def cores(platform: Platform) -> Finding:
+    """Those this process may use, and what a container's quota leaves of them."""
+    n = len(os.sched_getaffinity(0))
+    quota = cores_quota(_text(platform, "/sys/fs/cgroup/cpu.max"))
+    if quota is not None and quota < n:
+        return Finding(OK if quota >= 2 else WARN, "cores", f"{n}, of which the container may use {quota:g}")
+    return Finding(OK, "cores", str(n)) if n > 1 else Finding(WARN, "cores", "1", "training and saving share it")
+
+
+def cores_quota(text: str) -> float | None:
+    """`200000 100000` (cgroup v2 cpu.max) -> 2.0; None: no limit, or not readable."""
+    quota, _, period = text.strip().partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+
+
+def memory(platform: Platform) -> Finding:
+    free, limit = _available(platform), _text(platform, "/sys/fs/cgroup/memory.max").strip()
+    found = f"{bytes_text(free)} free"
+    if limit.isdigit():
+        left = int(limit) - int(_text(platform, "/sys/fs/cgroup/memory.current").strip() or 0)
+        found, free = f"{found}, {bytes_text(left)} left to the container", min(free, left)
+    return Finding(OK, "memory", found) if free >= 4 * GIB else Finding(
+        WARN, "memory", found, "first-light needs about 4 GiB; end other programs or set model.layers lower"
+    )
+
+
+def _available(platform: Platform) -> int:
+    for line in _text(platform, "/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("/proc/meminfo does not say what is available")
+
+
+def _text(platform: Platform, path: str) -> str:
+    return platform.read(path).decode() if platform.exists(path) else ""
+
+
+def disk(platform: Platform) -> Finding:
+    folder = _nearest(platform, folders.runs_folder())
+    free = platform.free_bytes(folder)
+    found = f"{bytes_text(free)} free in {folder}"
+    return Finding(OK, "disk", found) if free >= 2 * GIB else Finding(
+        WARN, "disk", found, "first-light needs about 2 GiB; free some or set PACKTRAIN_HOME to another disk"
+    )
+
+
+def shared_memory(platform: Platform) -> Finding:
+    """Where saves are handed to the carrier without touching a disk."""
+    if not platform.exists("/dev/shm"):
+        return Finding(WARN, "shared memory", "no /dev/shm", "saves are buffered in the run folder instead: slower")
+    free = platform.free_bytes("/dev/shm")
+    found = f"{bytes_text(free)} free in /dev/shm"
+    return Finding(OK, "shared memory", found) if free >= GIB // 2 else Finding(
+        WARN, "shared memory", found, "saves larger than half of it are buffered on disk; docker: --shm-size=2g"
+    )
+
+
+def links(platform: Platform) -> Finding:
+    """The commit log needs link(2) to refuse a second link to one name; tried where runs will be."""
+    from packtrain.checkpoint.commits import CommitLog
+
+    folder = _nearest(platform, folders.runs_folder())
+    try:
+        CommitLog(platform, folder).probe()
+    except PacktrainError as error:
+        return Finding(FAIL, "links", error.what, error.fix)
+    return Finding(OK, "links", f"hard links are exclusive in {folder}")
+
+
+def _nearest(platform: Platform, folder: str) -> str:
+    """The folder, or the nearest one above it that exists."""
+    while not platform.is_dir(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def extra(name: str) -> Finding:
+    absent = extras.missing(name)
+    if absent:
+        return Finding(WARN, f"extra {name}", f"{', '.join(absent)} not found", f"pip install 'packtrain[{name}]'")
+    return Finding(OK, f"extra {name}", "installed")
+
+
+def devices(platform: Platform) -> Finding:
+    """Asked of a process of its own: a broken driver may hang or kill whoever asks."""
+    if extras.missing("train"):
+        return Finding(UNKNOWN, "devices", "not asked: JAX is not installed")
+    log = f"/tmp/packtrain-devices-{platform.token(4)}.log"
+    platform.write_new(log, b"", 0o600)
+    try:
+        process = platform.spawn([sys.executable, "-P", "-c", DEVICES], dict(os.environ), log_path=log)
+        status = process.wait(DEVICES_S_MAX)
+        if status is None:
+            process.send_signal(9)
+            process.wait()
+        return devices_finding(status, platform.read(log).decode(errors="replace"))
+    finally:
+        platform.unlink(log)
+
+
+def devices_finding(status: int | None, output: str) -> Finding:
+    """From how the asking process ended and what it printed."""
+    if status is None:
+        return Finding(FAIL, "devices", f"no answer in {DEVICES_S_MAX:g} s", "look at the driver: dmesg, nvidia-smi")
+    line = next((line for line in output.splitlines() if line.startswith("devices: ")), None)
+    if status != 0 or line is None:
+        last = output.strip().splitlines()[-1:] or ["no output"]
+        return Finding(FAIL, "devices", f"JAX cannot start: {last[0][:200]}", "see that jax and the driver fit together")
+    return Finding(OK, "devices", line.removeprefix("devices: "))

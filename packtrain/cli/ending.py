@@ -1,0 +1,62 @@
+"""How a command ends: one message on stderr and one exit code. A person's mistake never shows a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, EXIT_OURS, PacktrainError
+
+
+def end(command: Callable[[], Any]) -> int:
+    """Run `command`; its int result, or the exit code of what it raised, after saying what that was."""
+    try:
+        result = command()
+        sys.stdout.flush()
+    except PacktrainError as error:
+        complain(error.render())
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        complain("interrupted; the same command goes on from what is done")
+        return EXIT_AGAIN
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again when it flushes
+        return EXIT_DONE
+    except Exception as error:
+        return _usage(error) if hasattr(error, "show") and hasattr(error, "exit_code") else _bug(error)
+    return result if isinstance(result, int) else EXIT_DONE
+
+
+def complain(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _usage(error: Any) -> int:
+    """An option or argument that the command line parser refused: it knows how to say so itself."""
+    error.show()
+    code: int = error.exit_code
+    return code
+
+
+def _bug(error: Exception) -> int:
+    """Our fault: the traceback goes to a file, so that the message stays readable and nothing is lost."""
+    import traceback
+
+    from packtrain.core.platform import LocalPlatform
+
+    text = "".join(traceback.format_exception(error))
+    path = f"{os.environ.get('TMPDIR', '/tmp')}/packtrain-bug-{LocalPlatform().token(4)}.txt"
+    try:
+        LocalPlatform().write_new(path, text.encode(errors="backslashreplace"), 0o600)
+    except OSError as refused:
+        path = f"nowhere, {refused}:\n{text}"
+    complain(
+        f"[ours.bug] {type(error).__name__}: {error}\n"
+        f"  where: the traceback is in {path}\n"
+        f"  next:  this is a fault of packtrain; please report it with that file"
+    )
+    return EXIT_OURS

@@ -1,0 +1,122 @@
+"""Between a configuration and a run: find or create its folder, then hand everything to the foreground."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+
+from packtrain.cli import folders, spec
+from packtrain.cli.ending import complain
+from packtrain.cli.progress import watching
+from packtrain.cli.version import version
+from packtrain.core.errors import EXIT_DONE, CommitsUnfit
+from packtrain.core.platform import LocalPlatform, Platform
+from packtrain.monitor.report import gather
+from packtrain.recipes.spec import RunSpec
+from packtrain.supervise import foreground
+from packtrain.train.sections import newest_spec
+
+WORKER = ("-P", "-m", "packtrain.train")
+CARRIER = ("-P", "-m", "packtrain.checkpoint.carrier")
+"""-P: a file in the person's folder must not stand in for a module of ours."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder with its spec. `resumed`: it was there before this command."""
+
+    name: str
+    folder: str
+    spec: RunSpec
+    resumed: bool
+
+
+def launch(name: str | None, new: bool, wanted: RunSpec) -> int:
+    """Create or resume the run and stay with it; the exit code."""
+    platform = LocalPlatform()
+    run = find(name, new, wanted) or create(platform, pick_name(name, new, wanted), wanted)
+    if run.resumed and finished(platform, run):
+        return EXIT_DONE
+    return stay(platform, run)
+
+
+def default_name(wanted: RunSpec) -> str:
+    return wanted.recipe.replace(":", "-")
+
+
+def pick_name(name: str | None, new: bool, wanted: RunSpec) -> str:
+    chosen = name or default_name(wanted)
+    return folders.free_name(chosen) if new else chosen
+
+
+def find(name: str | None, new: bool, wanted: RunSpec) -> Run | None:
+    """The run this command resumes; None: it makes a new one. Raises SpecDiffers."""
+    chosen = name or default_name(wanted)
+    folder = folders.named(chosen)
+    if new or not folders.is_run(folder):
+        return None
+    path = f"{folder}/{folders.SPEC}"
+    recorded = spec.read(path)
+    spec.compare(recorded, wanted, chosen, path)
+    return Run(chosen, folder, recorded, resumed=True)
+
+
+def create(platform: Platform, name: str, wanted: RunSpec) -> Run:
+    """Make the run folder. Of two commands that create one run at once, one wins and the other resumes it."""
+    folder = folders.named(name)
+    path = f"{folder}/{folders.SPEC}"
+    platform.mkdir(os.path.dirname(path))
+    temp = f"{path}.new-{platform.token()}"
+    platform.write_new(temp, spec.text(wanted).encode())
+    try:
+        platform.link(temp, path)
+    except FileExistsError:
+        recorded = spec.read(path)
+        spec.compare(recorded, wanted, name, path)
+        return Run(name, folder, recorded, resumed=True)
+    except OSError as error:
+        raise CommitsUnfit(
+            f"a run cannot live here: hard links are refused ({error.strerror})", where=folder,
+            fix="set PACKTRAIN_HOME to a folder on ext4, xfs, btrfs or NFS",
+        ) from error
+    finally:
+        platform.unlink(temp)
+    platform.fsync_dir(os.path.dirname(path))
+    return Run(name, folder, wanted, resumed=False)
+
+
+def finished(platform: Platform, run: Run) -> bool:
+    """Whether the run is done already; says so."""
+    facts = gather(platform, run.folder).facts
+    if facts.done is None:
+        return False
+    print(f"run {run.name!r} is finished, at step {facts.done.step}; --new starts another")
+    print(f"  packtrain report {run.name}")
+    return True
+
+
+def stay(platform: Platform, run: Run) -> int:
+    """Run it in the foreground; say how it ended."""
+    current = spec.read(newest_spec(platform, run.folder))
+    job = foreground.Job(
+        name=run.name, run_folder=run.folder, worker=(sys.executable, *WORKER, run.folder),
+        carrier=(sys.executable, *CARRIER), version=version(), env=child_env(), supervise=current.supervise,
+        checkpoint=current.checkpoint,
+    )
+    with watching(run.name, current.train.steps, current.train.minutes_max) as view:
+        view.say(f"{'resuming' if run.resumed else 'new run'} {run.name} in {run.folder}")
+        finish = foreground.run(job, platform, view)
+    if finish.error is not None:
+        complain(finish.error.render())
+    return finish.exit_code
+
+
+def child_env() -> dict[str, str]:
+    """This environment, in which workers find the same packtrain: one that is not installed is found by its folder."""
+    env = dict(os.environ, PYTHONUNBUFFERED="1")
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if home not in sysconfig.get_paths().values():
+        env["PYTHONPATH"] = os.pathsep.join(path for path in (home, env.get("PYTHONPATH")) if path)
+    return env

@@ -1,0 +1,55 @@
+"""`packtrain`: the verbs. Each lives in a file of its own, which imports what it needs only when it runs.
+
+Exit codes: 0 done · 2 usage · 70 our fault · 75 stopped on request, or try again · 78 configuration or input.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from packtrain.cli import data, doctor, first_light, report, runs, sample, train
+from packtrain.cli.ending import end
+
+app = typer.Typer(
+    name="packtrain", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    help="Train language models on clusters that cannot be trusted.",
+    epilog="Runs live in ./runs and stores in ./stores; PACKTRAIN_HOME names another place for both.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from packtrain.cli.version import version
+
+        typer.echo(f"packtrain {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def packtrain(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Train language models on clusters that cannot be trusted."""
+
+
+app.command("first-light")(first_light.first_light)
+app.command("train")(train.train)
+app.command("sample")(sample.sample)
+app.add_typer(data.app, name="data")
+app.command("doctor")(doctor.doctor)
+app.command("runs")(runs.runs)
+app.command("report")(report.report)
+
+
+def main() -> None:
+    """The installed command."""
+    sys.exit(end(lambda: app(standalone_mode=False)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""From a command line to the complete configuration of a run, and back: what was asked for against what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from packtrain.core import config
+from packtrain.core.errors import Contradiction, CorpusMissing, SpecDiffers
+from packtrain.core.platform import LocalPlatform
+from packtrain.data.config import DataConfig, StoreUse
+from packtrain.recipes import catalog
+from packtrain.recipes.spec import RunSpec
+
+DATA = "--data="
+"""How the option is recorded among the overrides, so that the same command is recognized."""
+
+
+def resolve(recipe: str, overrides: Sequence[str], data: str | None) -> RunSpec:
+    """The recipe, for the data at hand, with the overrides. Raises ConfigError: BadValue, UnknownKey, CorpusMissing."""
+    folder = os.path.abspath(data) if data else None
+    spec = catalog.resolve(recipe, padded_vocab(folder) if folder else None)
+    if folder:
+        spec = with_data(spec, folder)
+    spec = config.override(spec, list(overrides))
+    return msgspec.structs.replace(spec, overrides=(*([DATA + folder] if folder else []), *overrides))
+
+
+def padded_vocab(folder: str) -> int:
+    """Rows of the embedding that the data's tokenizer needs: its size, up to a multiple of 128."""
+    path = f"{folder}/train/card.json"
+    try:
+        size = int(json.loads(LocalPlatform().read(path))["tokenizer_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorpusMissing(
+            "this is not a folder that `packtrain data build` finished", where=path,
+            fix="make it with `packtrain data build PATH... --out DIR`, then give the same DIR",
+        ) from error
+    return -(-size // 128) * 128
+
+
+def with_data(spec: RunSpec, folder: str) -> RunSpec:
+    """The same configuration, reading what was built into `folder`."""
+    data = msgspec.structs.replace(
+        spec.data, stores=(StoreUse(path=f"{folder}/train"),), held_out=(f"{folder}/held_out",)
+    )
+    return msgspec.structs.replace(spec, data=data)
+
+
+def check_data(spec: RunSpec) -> None:
+    """Raises Contradiction where there is nothing to read, CorpusMissing where it is not there."""
+    if not spec.data.stores:
+        raise Contradiction(
+            f"recipe {spec.recipe} was given nothing to read", where="data.stores",
+            fix="packtrain data build PATH... --out DIR, then add --data DIR",
+        )
+    for folder in store_folders(spec.data):
+        if not os.path.isfile(f"{folder}/card.json"):
+            raise CorpusMissing("there is no store here", where=folder, fix="packtrain data build PATH... --out DIR")
+
+
+def store_folders(data: DataConfig) -> list[str]:
+    return [*(use.path for use in data.stores), *data.held_out]
+
+
+def text(spec: RunSpec) -> str:
+    """As it is written into the run folder."""
+    return config.encode(spec).decode()
+
+
+def read(path: str) -> RunSpec:
+    """A recorded spec. Raises UnknownKey, BadValue, Contradiction."""
+    return config.decode(LocalPlatform().read(path), RunSpec, path)
+
+
+def compare(recorded: RunSpec, wanted: RunSpec, name: str, path: str) -> None:
+    """Raises SpecDiffers when the run was made by another recipe or other overrides. Defaults are not compared."""
+    old, new = _asked(recorded), _asked(wanted)
+    if old == new:
+        return
+    lines = (f"\n    {line}" for line in config.difference(old, new))
+    raise SpecDiffers(
+        f"run {name!r} was made by another command (recorded -> asked for now):{''.join(lines)}",
+        where=path, fix=f"give the recorded options to resume it, or add --new to start {name}-2",
+    )
+
+
+def _asked(spec: RunSpec) -> dict[str, str]:
+    """What a person typed: the recipe, and the last value given to each key."""
+    pairs = [("--data", o[len(DATA):]) if o.startswith(DATA) else tuple(o.split("=", 1)) for o in spec.overrides]
+    return {"recipe": spec.recipe, **{pair[0]: pair[-1] for pair in pairs}}

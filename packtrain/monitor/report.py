@@ -1,0 +1,223 @@
+"""`packtrain report RUN`: what happened in a run, as a short text. A pure function of facts and cards.
+
+In: the journal's facts and damage, the held-out stores' cards, the spec's recipe.     Out: text.
+What is not known is said to be so; seconds that nobody reported are shown, so that the sum is the wall time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packtrain.core.journal import Damage, read_folder
+from packtrain.core.platform import Platform
+from packtrain.core.records import EvalDone, StepDone
+from packtrain.core.units import NS, bytes_text, count_text, duration_text
+from packtrain.monitor.fold import Attempt, Facts, fold
+
+ERRORS_SHOWN = 8
+SAMPLES_SHOWN = 3
+SAMPLE_LINES_MAX = 8
+XZ = (("xz -9e, file by file", "xz_files_bits_per_byte"), ("xz -9e, one stream", "xz_stream_bits_per_byte"))
+Cards = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Everything a report is made of."""
+
+    name: str
+    folder: str
+    facts: Facts
+    damage: tuple[Damage, ...] = ()
+    cards: Cards | None = None
+    """Held-out store -> its card; absent where it cannot be read."""
+    recipe: str = ""
+
+
+def report(platform: Platform, run_folder: str) -> str:
+    """Read the run folder and tell. Unreadable cards are left out; a damaged journal is read as far as it goes."""
+    return render(gather(platform, run_folder))
+
+
+def gather(platform: Platform, run_folder: str) -> Sources:
+    reading = read_folder(platform, f"{run_folder}/journal")
+    facts = fold(reading.entries)
+    return Sources(
+        name=os.path.basename(run_folder.rstrip("/")), folder=run_folder, facts=facts, damage=tuple(reading.damage),
+        cards=read_cards(platform, {record.store for record in facts.evals}),
+        recipe=str(read_spec(platform, run_folder).get("recipe", "unknown")),
+    )
+
+
+def read_spec(platform: Platform, run_folder: str) -> dict[str, Any]:
+    """The run's first spec as plain values; empty where it cannot be read (a report must not fail for it)."""
+    try:
+        return tomllib.loads(platform.read(f"{run_folder}/spec/0001.toml").decode())
+    except (OSError, ValueError):
+        return {}
+
+
+def read_cards(platform: Platform, stores: set[str]) -> dict[str, Any]:
+    cards = {}
+    for store in stores:
+        try:
+            cards[store] = json.loads(platform.read(f"{store}/card.json"))
+        except (OSError, ValueError):
+            continue
+    return cards
+
+
+def render(sources: Sources) -> str:
+    """The whole text, sections separated by blank lines."""
+    facts = sources.facts
+    sections = [
+        _outcome(sources), list(held_out(facts, sources.cards or {})), _speed(facts), _attempts(facts), _seconds(facts),
+        _saves(facts), _trouble(facts), _journal(sources.damage, facts), list(samples(facts)),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def _outcome(sources: Sources) -> list[str]:
+    facts = sources.facts
+    wall_s = sum(attempt.wall_ns for attempt in facts.attempts) / NS
+    many = "1 attempt" if len(facts.attempts) == 1 else f"{len(facts.attempts)} attempts"
+    about = [f"recipe {sources.recipe}"]
+    if facts.started is not None:
+        about.append(f"{count_text(facts.started.parameters)} parameters, {facts.started.precision}")
+    if facts.version:
+        about.append(f"packtrain {facts.version}")
+    return [
+        f"{sources.name}: {facts.state}, {facts.step} steps in {duration_text(wall_s)} over {many}",
+        f"  {' · '.join(about)}", f"  {sources.folder}",
+    ]
+
+
+# --- how good it is --------------------------------------------------------------------------------
+
+
+def held_out(facts: Facts, cards: Cards) -> Iterator[str]:
+    """Bits per byte of each held-out store beside xz on the same bytes; lower is better."""
+    for record in facts.final_evals():
+        card = cards.get(record.store, {})
+        yield f"held out{'' if record.final else f', partly, at step {record.step}'}: bits per byte, lower is better"
+        yield f"  {'this model':<24}{record.bits_per_byte:7.3f}"
+        for label, key in XZ:
+            yield from _beside(label, card.get(key), record)
+        if "bytes" in card:
+            yield f"  {bytes_text(card['bytes'])} in {card.get('documents', '?')} documents that training never saw"
+
+
+def _beside(label: str, theirs: float | None, record: EvalDone) -> Iterator[str]:
+    if theirs:
+        yield f"  {label:<24}{theirs:7.3f}  {_relation(record.bits_per_byte / theirs - 1)}"
+
+
+def _relation(part: float) -> str:
+    return f"the model is {abs(part):.1%} {'below' if part < 0 else 'above'}"
+
+
+def samples(facts: Facts) -> Iterator[str]:
+    """The last samples, whole lines only up to a bound; model text is hostile text, so only what prints is shown."""
+    chosen = [sample for sample in facts.samples if sample.final][-SAMPLES_SHOWN:] or facts.samples[-1:]
+    for sample in chosen:
+        yield f"sample at step {sample.step}"
+        lines = printable(sample.prompt + sample.text).splitlines() or [""]
+        yield from (f"  | {line}" for line in lines[:SAMPLE_LINES_MAX])
+        if len(lines) > SAMPLE_LINES_MAX:
+            yield "  | ..."
+
+
+def printable(text: str) -> str:
+    return "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else "" for c in text)
+
+
+# --- how it went -----------------------------------------------------------------------------------
+
+
+def tokens_per_s(steps: list[StepDone]) -> float:
+    """Median over steps; 0 when there are none."""
+    rates = [step.tokens / step.seconds for step in steps if step.seconds > 0]
+    return statistics.median(rates) if rates else 0.0
+
+
+def _speed(facts: Facts) -> list[str]:
+    if not facts.steps:
+        return []
+    peak = facts.started.peak_flops_per_s if facts.started else 0.0
+    of = f" of a measured {count_text(peak / 1e9)} GFLOP/s" if peak else ""
+    mfu = statistics.median(step.mfu for step in facts.steps)
+    return [
+        "speed, medians over steps",
+        f"  {tokens_per_s(facts.steps):,.0f} tokens/s · MFU {mfu:.1%}{of} · "
+        f"{count_text(sum(step.tokens for step in facts.steps))} tokens",
+    ]
+
+
+def _attempts(facts: Facts) -> list[str]:
+    return ["attempts", *(f"  {_attempt(attempt)}" for attempt in facts.attempts)] if facts.attempts else []
+
+
+def _attempt(attempt: Attempt) -> str:
+    start = "fresh" if attempt.restore_step < 0 else f"from step {attempt.restore_step}"
+    reached = f"to step {attempt.step}" if attempt.step >= 0 else "no step"
+    end = f"{attempt.reason} ({attempt.exit_code})" if attempt.ended else "no end is written: running, or cut off"
+    return f"{attempt.attempt:>3}  {start:<14} {reached:<13} {duration_text(attempt.wall_ns / NS):>7}  {end}"
+
+
+def _seconds(facts: Facts) -> list[str]:
+    """Phases of rank 0 over all attempts, and what no phase accounts for: together the attempts' wall time."""
+    wall_ns = sum(attempt.wall_ns for attempt in facts.attempts)
+    if not wall_ns:
+        return []
+    phases: dict[str, int] = {}
+    for attempt in facts.attempts:
+        for phase, ns in attempt.phases_ns.items():
+            phases[phase] = phases.get(phase, 0) + ns
+    rows = sorted(phases.items(), key=lambda item: -item[1])
+    rows.append(("unreported", sum(attempt.unreported_ns for attempt in facts.attempts)))
+    lines = [f"  {name:<12}{ns / NS:>10.1f}  {ns / wall_ns:>6.1%}" for name, ns in rows if ns]
+    return ["seconds by phase", *lines, f"  {'all attempts':<12}{wall_ns / NS:>10.1f}"]
+
+
+def _saves(facts: Facts) -> list[str]:
+    if not facts.saves:
+        return ["saves", "  none"]
+    published, failed = facts.published(), len(facts.saves) - len(facts.published())
+    lines = [f"  {len(published)} published, {failed} failed"]
+    if published:
+        last = published[-1]
+        stall_s = statistics.median(save.stall_s for save in published)
+        write_s = statistics.median(save.write_s for save in published)
+        lines.append(f"  last: step {last.step}, commit {last.commit}, {bytes_text(last.bytes)}")
+        lines.append(f"  medians: the loop waited {stall_s:.3f} s, written in {write_s:.2f} s")
+    purged = sum(record.action == "purge" for record in facts.retained)
+    if purged:
+        lines.append(f"  {purged} older ones purged")
+    return ["saves", *lines]
+
+
+def _trouble(facts: Facts) -> list[str]:
+    lines = [f"guard: {len(facts.verdicts)} bad steps" if facts.verdicts else "guard: no bad step"]
+    for verdict in facts.verdicts[-ERRORS_SHOWN:]:
+        lines.append(f"  step {verdict.step}: {verdict.reason}, rerun {verdict.rerun}, {verdict.policy}")
+    lines.append(f"errors and warnings: {len(facts.errors) or 'none'}")
+    for error in facts.errors[-ERRORS_SHOWN:]:
+        lines.append(f"  {error.severity} [{error.name}] {printable(error.what)}")
+    return lines
+
+
+def _journal(damage: tuple[Damage, ...], facts: Facts) -> list[str]:
+    alarming = [item for item in damage if item.alarming]
+    torn = len(damage) - len(alarming)
+    if not alarming and not facts.records_lost:
+        return ["journal: whole" + (f", {torn} torn last line(s) of killed writers" if torn else "")]
+    lines = [f"journal: DAMAGED in {len(alarming)} place(s), {facts.records_lost} records lost by writers"]
+    for item in alarming[:ERRORS_SHOWN]:
+        lines.append(f"  {item.file} at {item.offset}: {item.reason}, {item.length} bytes {item.detail}".rstrip())
+    return lines
