@@ -129,7 +129,7 @@ def run(*argv: str) -> None:
 
 def test_ruff_passes() -> None:
     """ruff is clean, also where only pytest is run."""
-    run("-m", "ruff", "check")
+    run("-m", "ruff", "check", "--output-format", "concise")
 
 
 def test_import_arrows_hold() -> None:
