@@ -28,12 +28,14 @@ from packtrain.core.contract import NO_ORDER, Beat, Order, Place, Restore, Word,
 from packtrain.core.errors import PacktrainError, RunHeld, RunUnusable, error_named
 from packtrain.core.journal import Entry, Journal, Tail
 from packtrain.core.platform import Platform, Process
-from packtrain.core.records import AttemptBegan, AttemptEnded, ErrorSeen, OrderGiven, RetentionDone, RunCreated, SaveDone
+from packtrain.core.records import (
     AttemptBegan,
     AttemptEnded,
     ErrorSeen,
     OrderGiven,
+    RetentionDone,
     RunCreated,
+    SaveDone,
 )
 from packtrain.supervise import one_node
 from packtrain.supervise.config import SuperviseConfig
