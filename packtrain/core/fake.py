@@ -310,10 +310,10 @@ class FakePlatform(Platform):
         self.step("replace", target, lambda: self.disk.replace(source, target))
 
     def unlink(self, path: str) -> None:
-        self.step("unlink", path, lambda: self.disk.unlink(path))
+        self.step("unlink", path, lambda: self.disk.remove_file(path))
 
     def rmdir(self, path: str) -> None:
-        self.step("rmdir", path, lambda: self.disk.rmdir(path))
+        self.step("rmdir", path, lambda: self.disk.remove_dir(path))
 
     def fsync_dir(self, path: str) -> None:
         self.step("fsync_dir", path, lambda: self.disk.fsync_dir(path))

@@ -264,12 +264,12 @@ class FakeDisk:
         elif old.names:
             raise os_error(errno.ENOTEMPTY, target)
 
-    def unlink(self, path: str) -> None:
+    def remove_file(self, path: str) -> None:
         self.find_file(path)
         folder, name = self.parent(path)
         self._change((folder, name, None))
 
-    def rmdir(self, path: str) -> None:
+    def remove_dir(self, path: str) -> None:
         if self.find_dir(path).names:
             raise os_error(errno.ENOTEMPTY, path)
         folder, name = self.parent(path)

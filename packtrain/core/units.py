@@ -9,7 +9,7 @@ NS = 1_000_000_000
 def bytes_text(n: float) -> str:
     """`1536` -> `1.5 KiB`; bytes in, binary units out."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(n) < 1024 or unit == "TiB":
+        if abs(n) < (1023.5 if unit == "B" else 1023.95) or unit == "TiB":  # what would round to 1024 goes on
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1024
     raise AssertionError("unreachable")
@@ -18,15 +18,15 @@ def bytes_text(n: float) -> str:
 def count_text(n: float) -> str:
     """`4200000` -> `4.2M`; plain counts, decimal."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(n) >= size:
-            return f"{n / size:.3g}{unit}"
+        if abs(n) >= 0.9995 * size:  # what rounds to 1.00 of a unit at three digits is written in it
+            return f"{n / size:.3g}{unit}" if abs(n) < 999.5 * size else f"{n / size:.0f}{unit}"
     return f"{n:.0f}" if float(n).is_integer() else f"{n:.3g}"
 
 
 def duration_text(seconds: float) -> str:
     """`3725` -> `1h02m`; seconds in."""
-    if seconds < 60:
-        return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
+    if seconds < 59.5:
+        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
     minutes, s = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes}m{s:02d}s"
