@@ -1,7 +1,7 @@
 """The process that carries saves away: `python -m packtrain.checkpoint.carrier --run RUN --socket PATH --begin N`.
 
 One per attempt (later: per node), a sibling of the workers. One thread turns a selector loop over a unix stream; each
-save is written and published by a thread of its own (publish.py), one save after the other, since steps must be published
+save is written and published by a thread of its own (publish.py), one save after the other, because steps are published
 in order. Nothing a client sends, and no save that fails, ends this process; it ends by a signal, or with its parent.
 
 The wire: lines of JSON, both ways. A client sends

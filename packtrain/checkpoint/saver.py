@@ -29,8 +29,6 @@ from packtrain.core.units import NS, bytes_text
 BUFFERS = 2
 MARGIN_S = 5.0
 """How long after its deadline an outcome is still waited for: the carrier notices a deadline only when it is over."""
-AGAIN_S = 0.2
-"""Between two offers of a last save to a carrier that is busy or gone."""
 MEMORY_FOLDER = "/dev/shm"
 MEMORY_SHARE_MAX = 0.5
 """Of what is free there."""
@@ -132,19 +130,20 @@ class Saver:
         self._planned: list[tuple[fmt.TensorSpec, fmt.Box]] = []
         self._tables: dict[str, Any] = {}
 
-    def save(self, step: int, tensors: Sequence[LocalTensor], meta: dict[str, Any], last: bool = False) -> int | None:
+    def save(self, step: int, tensors: Sequence[LocalTensor], meta: dict[str, Any]) -> int | None:
         """Copy and offer. Returns when the copy is done and accepted: the ticket that its SaveResult will carry.
 
-        None: no free buffer, or the carrier is busy or gone; skipped and counted, to be tried at the next occasion. A
-        `last` save waits for both instead, `deadline_s` at most. `meta`: JSON; data_index, plan_hash, seed and
-        code_hash get their own place in the manifest. A step on its way or published already is not saved twice.
+        None: no free buffer, or the carrier is busy or gone; skipped and counted, to be tried at the next occasion (for
+        the last save of a program: after `wait_all`). `meta`: JSON; data_index, plan_hash, seed and code_hash get their
+        own place in the manifest. A step on its way or published already is not saved twice.
         """
         begun_ns = self._platform.boot_ns()
-        end_ns = begun_ns + int(self._deadline_s * NS) if last else begun_ns
+        for outcome in self._client.outcomes():
+            self._settle(outcome)
         known = self._known(step)
         if known is not None:
             return known
-        buffer = self._free_buffer(end_ns)
+        buffer = next((buffer for buffer in self._buffers if not buffer.held), None)
         if buffer is None:
             self._skip("both buffers are held by saves that have not ended")
             return None
@@ -155,7 +154,7 @@ class Saver:
             buffer.renew(self._platform)
             return self._fail(step, layout.bytes_total, _no_buffer(error, buffer.path, layout.bytes_total))
         message = self._message(step, buffer, layout, meta)
-        if not self._offer(message, buffer, end_ns):
+        if not self._offer(message, buffer):
             return None
         stall_s = (self._platform.boot_ns() - begun_ns) / NS
         self._pending[self._ticket] = _Pending(step, layout.bytes_total, self._platform.boot_ns(), buffer, stall_s)
@@ -179,7 +178,10 @@ class Saver:
         """Wait until every save has ended, `deadline_s` at most in all; returns what `poll` would."""
         end_ns = self._platform.boot_ns() + int(deadline_s * NS)
         for ticket in [ticket for ticket, pending in self._pending.items() if not pending.given_up]:
-            self._wait(ticket, end_ns)
+            left_s = max(0.0, (end_ns - self._platform.boot_ns()) / NS)
+            outcome = self._client.wait(ticket, left_s)
+            if outcome is not None:
+                self._settle(outcome)
         return self.poll()
 
     def close(self) -> None:
@@ -202,15 +204,6 @@ class Saver:
         self._results.append(self._published._replace(ticket=self._ticket, stall_s=0.0, write_s=0.0))
         return self._ticket
 
-    def _free_buffer(self, end_ns: int) -> _Buffer | None:
-        for outcome in self._client.outcomes():
-            self._settle(outcome)
-        while True:
-            free = next((buffer for buffer in self._buffers if not buffer.held), None)
-            if free is not None or self._platform.boot_ns() >= end_ns:
-                return free
-            self._wait(min(self._pending), end_ns)
-
     def _plan(self, tensors: Sequence[LocalTensor]) -> ImageLayout:
         pieces = [(tensor.spec, tensor.box) for tensor in tensors]
         if self._layout is None or pieces != self._planned:
@@ -228,21 +221,15 @@ class Saver:
             "meta": {key: value for key, value in meta.items() if key not in _OWN_PLACE}, **self._tables,
         }
 
-    def _offer(self, message: dict[str, Any], buffer: _Buffer, end_ns: int) -> bool:
-        """Offer until accepted or out of time. A carrier that did not answer may have accepted all the same."""
-        while True:
-            lost: CarrierLost | None = None
-            try:
-                if self._client.offer(message) == "accepted":
-                    return True
-            except CarrierLost as error:
-                lost = error
-            if self._platform.boot_ns() >= end_ns:
-                if lost is not None:
-                    buffer.renew(self._platform)
-                self._skip(lost.what if lost is not None else "the carrier is busy with earlier saves")
-                return False
-            self._platform.sleep(AGAIN_S)
+    def _offer(self, message: dict[str, Any], buffer: _Buffer) -> bool:
+        try:
+            if self._client.offer(message) == "accepted":
+                return True
+            self._skip("the carrier is busy with earlier saves")
+        except CarrierLost as error:
+            buffer.renew(self._platform)  # it may have accepted without our hearing of it
+            self._skip(error.what)
+        return False
 
     def _skip(self, reason: str) -> None:
         self.skipped += 1
@@ -254,14 +241,6 @@ class Saver:
         return self._ticket
 
     # --- outcomes ---
-
-    def _wait(self, ticket: int, end_ns: int) -> None:
-        left_s = max(0.0, (end_ns - self._platform.boot_ns()) / NS)
-        outcome = self._client.wait(ticket, left_s)
-        if outcome is not None:
-            self._settle(outcome)
-        elif self._platform.boot_ns() < end_ns:
-            self._platform.sleep(AGAIN_S)
 
     def _settle(self, outcome: dict[str, Any]) -> None:
         pending = self._pending.pop(outcome["id"], None)
