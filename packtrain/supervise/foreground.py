@@ -46,7 +46,6 @@ from packtrain.supervise.sockets import BeatSocket, private_folder, remove_socke
 
 LOOK_S = 0.2
 """A look at everything comes at least this often; a beat wakes it earlier."""
-CARRIER_START_S = 10.0
 CARRIER_STOP_S = 10.0
 RETAIN_S = 10.0
 """How long the end of an attempt may wait for retention; what is left is planned again next time."""
@@ -117,7 +116,10 @@ def held(job: Job, platform: Platform) -> Iterator[None]:
     path = f"{job.run_folder}/holder"
     since = datetime.fromtimestamp(platform.wall_s(), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     note = {"job": job.name, "pid": os.getpid(), "node": platform.node(), "since": since}
-    lock = platform.lock(path, json.dumps(note))
+    try:
+        lock = platform.lock(path, json.dumps(note))
+    except OSError as error:
+        raise unusable("the run cannot be held", error, path) from error
     if lock is None:
         raise RunHeld(
             f"run {job.name!r} is held by {_holder(platform, path)}", where=job.run_folder,
@@ -127,6 +129,13 @@ def held(job: Job, platform: Platform) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def unusable(what: str, error: OSError, where: str) -> RunUnusable:
+    return RunUnusable(
+        f"{what}: {error.strerror}", where=str(error.filename or where),
+        fix="see that the disk is there, writable and not full; then run the same command",
+    )
 
 
 def _holder(platform: Platform, path: str) -> str:
@@ -277,10 +286,7 @@ class Foreground:
         try:
             self._commit_and_start()
         except OSError as error:
-            raise RunUnusable(
-                f"an attempt cannot begin: {error.strerror}", where=str(error.filename or self._job.run_folder),
-                fix="see that the disk is there, writable and not full; then run the same command",
-            ) from error
+            raise unusable("an attempt cannot begin", error, self._job.run_folder) from error
 
     def _commit_and_start(self) -> None:
         """In this order: from the commit on no earlier attempt can publish, whatever is still alive of it."""
@@ -313,19 +319,14 @@ class Foreground:
         return {key: value for key, value in self._job.env.items() if not key.startswith("PACKTRAIN_")}
 
     def _spawn_carrier(self, begin: Commit) -> Process:
+        """Nobody waits for it to listen: a worker offers later than that, and tries again where it does not."""
         remove_socket(self._platform, self._carrier_path)
         run_folder = self._job.run_folder
-        carrier = self._platform.spawn(
+        return self._platform.spawn(
             (*self._job.carrier, "--run", run_folder, "--socket", self._carrier_path, "--begin", str(begin.number)),
             {**self._plain_env(), "PACKTRAIN_NODE": begin.node},
             log_path=f"{run_folder}/logs/{begin.attempt:04d}/carrier.log",
         )
-        give_up_ns = self._platform.boot_ns() + round(CARRIER_START_S * 1e9)
-        while not self._platform.exists(self._carrier_path) and carrier.poll() is None:
-            if self._platform.boot_ns() > give_up_ns:
-                break
-            self._platform.sleep(0.01)
-        return carrier
 
     def _start_carrier(self) -> None:
         assert self._attempt is not None

@@ -1,0 +1,62 @@
+"""A foreground with the toy as its worker, in a process of its own: `drive.py RUN '{"grace_s": 5}'`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.core.errors import PacktrainError
+from packtrain.core.platform import LocalPlatform
+from packtrain.supervise import foreground
+from packtrain.supervise.config import SuperviseConfig
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Fast(LocalPlatform):
+    """A clock five times as fast, so that limits of seconds pass in parts of them."""
+
+    def boot_ns(self) -> int:
+        return 5 * super().boot_ns()
+
+
+class Talk:
+    """A view that says on stdout what is said, and when a step was heard of."""
+
+    def entries(self, entries: object) -> None: ...
+
+    def beat(self, beat: object) -> None:
+        print("beat", beat.step, flush=True)  # type: ignore[attr-defined]
+
+    def say(self, text: str) -> None:
+        print("say", text, flush=True)
+
+    def tick(self, now_ns: int) -> None: ...
+
+
+def main(run_folder: str, options: dict) -> int:
+    os.makedirs(run_folder, exist_ok=True)
+    job = foreground.Job(
+        name=options.pop("job", os.path.basename(run_folder)), run_folder=run_folder,
+        worker=(sys.executable, f"{HERE}/toy_worker.py"),
+        carrier=(sys.executable, "-m", "packtrain.checkpoint.carrier"),
+        version="test", env=dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(HERE))),
+        checkpoint=CheckpointConfig(
+            keep_last=options.pop("keep_last", 3), grace_s=options.pop("purge_grace_s", 3600.0)
+        ),
+        supervise=SuperviseConfig(**{"grace_s": 20.0, **options}),
+    )
+    try:
+        finish = foreground.run(job, Fast() if os.environ.get("FAST") else LocalPlatform(), Talk())
+    except PacktrainError as error:
+        print(error.render(), file=sys.stderr)
+        return error.exit_code
+    if finish.error is not None:
+        print(finish.error.render(), file=sys.stderr)
+    return finish.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], json.loads(sys.argv[2])))

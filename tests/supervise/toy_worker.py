@@ -1,0 +1,128 @@
+"""A worker with no framework in it: counts, saves through the real carrier, obeys, and fails the way it is told to.
+
+`TOY` in the environment is JSON: steps, save_every, step_s, and per attempt number what happens at which step:
+{"2": [7, "kill"]}. How: "kill" (SIGKILL itself), "stop" (SIGSTOP: silent), "crash" (traceback), "deaf" (obeys nothing),
+"child" (leaves a child behind and exits 1), or an exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from packtrain.checkpoint.format import LocalTensor, TensorSpec
+from packtrain.checkpoint.reader import open_restore
+from packtrain.checkpoint.saver import Saver
+from packtrain.core import contract
+from packtrain.core.contract import Word
+from packtrain.core.errors import WrongModel
+from packtrain.core.journal import Journal
+from packtrain.core.platform import LocalPlatform
+from packtrain.core.records import ErrorSeen, PhaseTotals, SaveDone, StepDone
+
+SPEC = TensorSpec("state", "int64", (2,), ("pair",))
+TOY = json.loads(os.environ.get("TOY", "{}"))
+
+
+def advance(state: np.ndarray) -> np.ndarray:
+    """One step: the count, and a value that depends on every step before it."""
+    step, value = int(state[0]) + 1, int(state[1])
+    return np.array([step, (value * 6364136223846793005 + step) % (1 << 62)], np.int64)
+
+
+class Toy:
+    def __init__(self) -> None:
+        self.platform = LocalPlatform()
+        self.place = contract.Place.from_env(os.environ)
+        self.beats = contract.Beats(self.place.socket, self.place.attempt, self.place.rank)
+        self.control = contract.Control(self.place.control, sigterm=True)
+        self.journal = Journal(self.platform, f"{self.place.run}/journal")
+        self.saver = Saver(
+            self.platform, f"{self.place.run}/buffers", contract.CarrierClient(self.place.carrier), self.place.attempt,
+            "r00000", deadline_s=20.0,
+        )
+        self.at, self.how = TOY.get("fail", {}).get(str(self.place.attempt), [None, ""])
+        self.state = self.restored()
+        self.published = -1
+
+    def restored(self) -> np.ndarray:
+        restore = contract.restore(os.environ)
+        if restore is None:
+            return np.zeros(2, np.int64)
+        return open_restore(self.platform, self.place.run, restore.commit, restore.digest).read("state")
+
+    def main(self) -> int:
+        self.beats.enter("step", int(self.state[0]))
+        while self.state[0] < TOY.get("steps", 10):
+            self.fail_as_told()
+            time.sleep(TOY.get("step_s", 0.0))
+            self.state = advance(self.state)
+            self.beats.step_done(int(self.state[0]))
+            self.journal.write(StepDone(
+                step=int(self.state[0]), loss=1.0, bits_per_byte=1.0, grad_norm=1.0, learning_rate=1.0, tokens=1,
+                seconds=0.01, mfu=0.5,
+            ))
+            order = self.control.poll() if self.how != "deaf" else None
+            if order is not None and order.word == Word.STOP:
+                return self.leave(contract.EXIT_AGAIN)
+            if self.state[0] % TOY.get("save_every", 1 << 30) == 0:
+                self.save()
+        return self.leave(contract.EXIT_DONE)
+
+    def save(self) -> None:
+        tensor = LocalTensor(SPEC, ((0, 2),), self.state)
+        self.saver.save(int(self.state[0]), [tensor], {"data_index": int(self.state[0])})
+        self.write_down(self.saver.poll())
+
+    def save_last(self) -> None:
+        """Until this step is published; a carrier may be lost on the way."""
+        with self.beats.during("save"):
+            while self.published != self.state[0]:
+                self.write_down(self.saver.wait_all(20.0))
+                self.save()
+                self.write_down(self.saver.wait_all(20.0))
+
+    def write_down(self, results: list) -> None:
+        for result in results:
+            self.published = result.step if result.commit else self.published
+            self.journal.write(SaveDone(
+                step=result.step, commit=result.commit, bytes=result.bytes, stall_s=result.stall_s,
+                write_s=result.write_s, error=(result.error or {}).get("name", ""),
+            ))
+        self.journal.flush()
+
+    def leave(self, code: int) -> int:
+        self.save_last()
+        self.saver.close()
+        self.beats.close()
+        self.journal.write(PhaseTotals(attempt=self.place.attempt, rank=0, ns=self.beats.totals()))
+        self.journal.close()
+        return code
+
+    def fail_as_told(self) -> None:
+        if self.at is None or self.state[0] < self.at or self.how == "deaf":
+            return
+        match self.how:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "crash":
+                raise ValueError("planted")
+            case "child":
+                subprocess.Popen(["sleep", "1000"])
+                os._exit(1)
+            case "78":
+                error = WrongModel("planted", where="the toy", fix="plant nothing")
+                self.journal.write(ErrorSeen(severity="error", **error.as_dict()), durable=True)
+        sys.exit(int(self.how))
+
+
+if __name__ == "__main__":
+    sys.exit(Toy().main())
