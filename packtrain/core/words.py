@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
@@ -101,7 +100,7 @@ class Control:
         try:
             found = os.stat(path)
             key = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if key == self._seen or not stat.S_ISREG(found.st_mode):
+            if key == self._seen:
                 return
             data = self._read(path)
         except OSError:
@@ -112,7 +111,10 @@ class Control:
             self._order = order
 
     def _read(self, path: str) -> bytes:
-        """The file stays open until the next is read, so that no later file can be given its inode number."""
+        """The file stays open until the next is read, so that no later file can be given its inode number.
+
+        Non-blocking: a pipe in its place must not hold the loop.
+        """
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd >= 0:
             os.close(self._fd)

@@ -109,7 +109,7 @@ def test_two_orders_between_polls_cannot_hide_behind_a_reused_inode(tmp_path: pa
     control.close()
 
 
-def test_what_is_no_file_is_never_opened(tmp_path: pathlib.Path) -> None:
+def test_what_is_no_file_holds_nobody(tmp_path: pathlib.Path) -> None:
     """A pipe or a folder in place of the control file neither blocks the loop nor changes its order."""
     for name, make in (("pipe", os.mkfifo), ("folder", os.mkdir)):
         make(tmp_path / name)
