@@ -121,7 +121,7 @@ def pack(encoded: Encoded) -> bytes:
 def unpack(data: bytes, path: str) -> Encoded:
     """Raises StoreDamaged: the machine may have lost power, and what was written before need not be whole."""
     if len(data) < HEADER.size or google_crc32c.value(data[4:]) != struct.unpack_from("<I", data)[0]:
-        raise StoreDamaged("a part of an unfinished build is damaged", where=path, fix="delete this file and build again")
+        raise StoreDamaged("a part of an unfinished build is damaged", where=path, fix="delete it and build again")
     _, documents, n, n_bytes, width = HEADER.unpack_from(data)
     at = HEADER.size
     lengths = np.frombuffer(data, "<u4", documents, at)

@@ -9,6 +9,8 @@ EFFECTS = {
     ("packtrain/core/platform.py", "processes"): "the door itself",
     ("packtrain/core/platform.py", "deletes"): "the door itself",
     ("packtrain/core/shim.py", "processes"): "becomes the command it was given",
+    ("packtrain/data/pool.py", "processes"): "worker processes of a build, all of them ended by it",
+    ("packtrain/data/build.py", "deletes"): "its own working folder, never a store",
     ("packtrain/core/contract.py", "clock"): "the client runs in anybody's job and has no Platform there",
 }
 
