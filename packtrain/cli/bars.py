@@ -20,12 +20,11 @@ class Bars:
 
     def __enter__(self) -> Bars:
         if self._out.isatty():
-            from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as RichProgress
+            from rich import progress as rich
 
-            self._bars = RichProgress(
-                TextColumn("{task.description:<20}"), BarColumn(36), TaskProgressColumn(), TextColumn("{task.fields[done]}"),
-                TimeRemainingColumn(),
+            self._bars = rich.Progress(
+                rich.TextColumn("{task.description:<20}"), rich.BarColumn(bar_width=36), rich.TaskProgressColumn(),
+                rich.TextColumn("{task.fields[done]}"), rich.TimeRemainingColumn(),
             )
             self._bars.__enter__()
         return self

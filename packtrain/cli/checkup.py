@@ -1,4 +1,4 @@
-"""What `packtrain doctor` looks at. Each check answers OK, WARN, FAIL or UNKNOWN; one that breaks is UNKNOWN, never OK."""
+"""What `packtrain doctor` looks at: OK, WARN, FAIL or UNKNOWN each. A check that breaks is UNKNOWN, never OK."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def checkup(platform: Platform | None = None) -> list[Finding]:
     """All checks in order; none can stop the others."""
     platform = platform or LocalPlatform()
     checks: dict[str, Callable[[Platform], Finding]] = {
-        "python": python, "cores": cores, "memory": memory, "disk": disk, "shared memory": shared_memory, "links": links,
-        "extra data": lambda _: extra("data"), "extra train": lambda _: extra("train"), "devices": devices,
+        "python": python, "cores": cores, "memory": memory, "disk": disk, "shared memory": shared_memory,
+        "links": links, "extra data": lambda _: extra("data"), "extra train": lambda _: extra("train"),
+        "devices": devices,
     }
     return [_safely(subject, check, platform) for subject, check in checks.items()]
 
@@ -42,10 +43,8 @@ def _safely(subject: str, check: Callable[[Platform], Finding], platform: Platfo
 
 
 def python(platform: Platform) -> Finding:
-    found = f"{sys.version.split()[0]} at {sys.executable}"
-    if sys.version_info < (3, 11):
-        return Finding(FAIL, "python", found, "install Python 3.11 or newer")
-    return Finding(OK, "python", found)
+    """Which one; an older one than 3.11 could not have come this far."""
+    return Finding(OK, "python", f"{sys.version.split()[0]} at {sys.executable}")
 
 
 def cores(platform: Platform) -> Finding:
@@ -155,5 +154,5 @@ def devices_finding(status: int | None, output: str) -> Finding:
     line = next((line for line in output.splitlines() if line.startswith("devices: ")), None)
     if status != 0 or line is None:
         last = output.strip().splitlines()[-1:] or ["no output"]
-        return Finding(FAIL, "devices", f"JAX cannot start: {last[0][:200]}", "see that jax and the driver fit together")
+        return Finding(FAIL, "devices", f"JAX cannot start: {last[0][:200]}", "see that jax and the driver match")
     return Finding(OK, "devices", line.removeprefix("devices: "))

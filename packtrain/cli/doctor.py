@@ -6,7 +6,10 @@ import typer
 
 
 def doctor() -> int:
-    """Look at this machine: Python, cores, memory, disk, links, extras, devices. Exit 78 when something must be fixed."""
+    """Look at this machine, say what to fix.
+
+    Python, cores, memory, disk, shared memory, hard links, extras, devices. Exit 78 when something must be fixed.
+    """
     from packtrain.cli.checkup import FAIL, checkup
 
     findings = checkup()

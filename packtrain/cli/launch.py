@@ -36,7 +36,10 @@ class Run:
 def launch(name: str | None, new: bool, wanted: RunSpec) -> int:
     """Create or resume the run and stay with it; the exit code."""
     platform = LocalPlatform()
-    run = find(name, new, wanted) or create(platform, pick_name(name, new, wanted), wanted)
+    run = find(name, new, wanted)
+    if run is None:
+        spec.check_data(wanted)
+        run = create(platform, pick_name(name, new, wanted), wanted)
     if run.resumed and finished(platform, run):
         return EXIT_DONE
     return stay(platform, run)

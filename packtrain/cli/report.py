@@ -7,8 +7,11 @@ from typing import Annotated
 import typer
 
 
-def report(run: Annotated[str, typer.Argument(help="Name or folder of a run.")]) -> None:
-    """Tell what happened in RUN: outcome, bits per byte beside xz, attempts, seconds, saves, trouble, samples."""
+def report(run: Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run.")]) -> None:
+    """Tell what happened in a run.
+
+    Outcome, bits per byte beside xz, speed, attempts, seconds by phase, saves, trouble, samples.
+    """
     from packtrain.cli import folders
     from packtrain.core.platform import LocalPlatform
     from packtrain.monitor import report as monitor

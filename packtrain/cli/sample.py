@@ -8,7 +8,7 @@ import typer
 
 
 def sample(
-    run: Annotated[str, typer.Argument(help="Name or folder of a run.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run.")],
     prompt: Annotated[str, typer.Option("--prompt", help="What the text begins with.")],
     tokens: Annotated[int, typer.Option("--tokens", min=1, max=100_000, help="How many to add at most.")] = 96,
     temperature: Annotated[
@@ -16,7 +16,10 @@ def sample(
     ] = 0.8,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed, another text.")] = 0,
 ) -> None:
-    """Continue PROMPT with the last published checkpoint of RUN."""
+    """Continue a prompt with a trained model.
+
+    It is the last published checkpoint of RUN; a run that is still training can be asked too.
+    """
     from packtrain.cli import extras, folders
 
     folder = folders.find_run(run)

@@ -8,7 +8,7 @@ import typer
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="first-light, or rung:SIZE with a size from 10m to 64b.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="first-light, or rung:SIZE, from 10m to 64b.")],
     run: Annotated[
         str | None, typer.Option("--run", metavar="NAME", help="Create or resume this run (default: RECIPE).")
     ] = None,
@@ -30,5 +30,4 @@ def train(
     if extras.missing("train"):
         typer.echo(spec.text(wanted))
         extras.require("train")
-    spec.check_data(wanted)
     return launch.launch(run, new, wanted)

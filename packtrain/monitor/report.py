@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packtrain.core.errors import StoppedOnRequest
 from packtrain.core.journal import Damage, read_folder
 from packtrain.core.platform import Platform
 from packtrain.core.records import EvalDone, StepDone
@@ -206,8 +207,9 @@ def _trouble(facts: Facts) -> list[str]:
     lines = [f"guard: {len(facts.verdicts)} bad steps" if facts.verdicts else "guard: no bad step"]
     for verdict in facts.verdicts[-ERRORS_SHOWN:]:
         lines.append(f"  step {verdict.step}: {verdict.reason}, rerun {verdict.rerun}, {verdict.policy}")
-    lines.append(f"errors and warnings: {len(facts.errors) or 'none'}")
-    for error in facts.errors[-ERRORS_SHOWN:]:
+    errors = [error for error in facts.errors if error.name != StoppedOnRequest.name]
+    lines.append(f"errors and warnings: {len(errors) or 'none'}")
+    for error in errors[-ERRORS_SHOWN:]:
         lines.append(f"  {error.severity} [{error.name}] {printable(error.what)}")
     return lines
 

@@ -16,6 +16,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     recipe: str
     overrides: tuple[str, ...] = ()
     """`key=value` as given on the command line; compared when the same run is asked for again."""
+    chosen: tuple[str, ...] = ()
+    """`key=value` that a command found out by itself, such as a number of steps; not compared."""
     seed: int = 0
     model: ModelConfig = ModelConfig()
     optim: OptimConfig = OptimConfig()
