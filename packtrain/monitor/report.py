@@ -87,14 +87,13 @@ def render(sources: Sources) -> str:
 def _outcome(sources: Sources) -> list[str]:
     facts = sources.facts
     wall_s = sum(attempt.wall_ns for attempt in facts.attempts) / NS
-    many = "1 attempt" if len(facts.attempts) == 1 else f"{len(facts.attempts)} attempts"
     about = [f"recipe {sources.recipe}"]
     if facts.started is not None:
         about.append(f"{count_text(facts.started.parameters)} parameters, {facts.started.precision}")
     if facts.version:
         about.append(f"packtrain {facts.version}")
     return [
-        f"{sources.name}: {facts.state}, {facts.step} steps in {duration_text(wall_s)} over {many}",
+        f"{sources.name}: {facts.state}, {facts.step} steps in {duration_text(wall_s)} over {counted(len(facts.attempts), 'attempt')}",
         f"  {' · '.join(about)}", f"  {sources.folder}",
     ]
 
@@ -132,6 +131,11 @@ def samples(facts: Facts) -> Iterator[str]:
         yield from (f"  | {line}" for line in lines[:SAMPLE_LINES_MAX])
         if len(lines) > SAMPLE_LINES_MAX:
             yield "  | ..."
+
+
+def counted(n: int, noun: str) -> str:
+    """`0` -> `no attempts`, `1` -> `1 attempt`, `2` -> `2 attempts`."""
+    return f"{n or 'no'} {noun}{'' if n == 1 else 's'}"
 
 
 def printable(text: str) -> str:
@@ -199,12 +203,12 @@ def _saves(facts: Facts) -> list[str]:
         lines.append(f"  medians: the loop waited {stall_s:.3f} s, written in {write_s:.2f} s")
     purged = sum(record.action == "purge" for record in facts.retained)
     if purged:
-        lines.append(f"  {purged} older ones purged")
+        lines.append(f"  {counted(purged, 'older one')} purged")
     return ["saves", *lines]
 
 
 def _trouble(facts: Facts) -> list[str]:
-    lines = [f"guard: {len(facts.verdicts)} bad steps" if facts.verdicts else "guard: no bad step"]
+    lines = [f"guard: {counted(len(facts.verdicts), 'bad step')}"]
     for verdict in facts.verdicts[-ERRORS_SHOWN:]:
         lines.append(f"  step {verdict.step}: {verdict.reason}, rerun {verdict.rerun}, {verdict.policy}")
     errors = [error for error in facts.errors if error.name != StoppedOnRequest.name]
@@ -218,8 +222,9 @@ def _journal(damage: tuple[Damage, ...], facts: Facts) -> list[str]:
     alarming = [item for item in damage if item.alarming]
     torn = len(damage) - len(alarming)
     if not alarming and not facts.records_lost:
-        return ["journal: whole" + (f", {torn} torn last line(s) of killed writers" if torn else "")]
-    lines = [f"journal: DAMAGED in {len(alarming)} place(s), {facts.records_lost} records lost by writers"]
+        return ["journal: whole" + (f", {counted(torn, 'torn last line')} of killed writers" if torn else "")]
+    lost = counted(facts.records_lost, "record")
+    lines = [f"journal: DAMAGED in {counted(len(alarming), 'place')}, {lost} lost by writers"]
     for item in alarming[:ERRORS_SHOWN]:
         lines.append(f"  {item.file} at {item.offset}: {item.reason}, {item.length} bytes {item.detail}".rstrip())
     return lines

@@ -1,0 +1,184 @@
+"""The fold over a journal and the text made of it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packtrain.core.journal import Damage, Entry, Journal
+from packtrain.core.platform import LocalPlatform
+from packtrain.core.records import (
+    AttemptBegan,
+    AttemptEnded,
+    ErrorSeen,
+    EvalDone,
+    GuardVerdict,
+    OrderGiven,
+    PhaseTotals,
+    Record,
+    RecordsLost,
+    RetentionDone,
+    RunCreated,
+    SampleDone,
+    SaveDone,
+    StepDone,
+    TrainerStarted,
+    TrainingDone,
+)
+from packtrain.core.units import NS
+from packtrain.monitor.fold import Facts, fold
+from packtrain.monitor.report import Sources, render, report
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+STORE = "/data/stores/first-light/held_out"
+CARDS = {STORE: {
+    "documents": 31, "bytes": 495_616, "xz_files_bits_per_byte": 2.031, "xz_stream_bits_per_byte": 1.512,
+}}
+
+
+def told(*records: tuple[float, Record], boot: str = "b0") -> list[Entry]:
+    """Entries of one writer, each at so many seconds after boot."""
+    return [Entry(record, "w", boot, round(s * NS), i + 1) for i, (s, record) in enumerate(records)]
+
+
+def step(n: int, mfu: float = 0.4) -> StepDone:
+    return StepDone(
+        step=n, loss=5.0 - n / 100, bits_per_byte=2.5 - n / 200, grad_norm=1.0, learning_rate=3e-3, tokens=4096,
+        seconds=0.25, mfu=mfu,
+    )
+
+
+def save(n: int, commit: int, error: str = "") -> SaveDone:
+    return SaveDone(step=n, commit=commit, bytes=66 << 20, stall_s=0.04, write_s=0.61, error=error)
+
+
+STARTED = TrainerStarted(
+    attempt=1, rank=0, parameters=5_476_352, mesh={}, attention="reference", precision="f32", peak_flops_per_s=2.8e11,
+    digest_repeats=True,
+)
+FIRST = (
+    (10.0, RunCreated(run="first-light", spec=1, version="0.1.0")),
+    (10.0, AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1)),
+    (22.0, STARTED),
+    *((23.0 + n / 4, step(n)) for n in range(1, 101)),
+    (48.5, save(100, 2)),
+    (49.0, EvalDone(step=100, store=STORE, loss=3.1, bits_per_byte=1.98, tokens=10_000)),
+    (49.5, SampleDone(step=100, prompt="def ", text="f(x):\n\treturn\x1b[31m x", final=False)),
+    (50.0, ErrorSeen(severity="error", name="run.stopped_on_request", what="stopped")),
+    (50.0, OrderGiven(order=1, word="stop", reason="SIGINT")),
+    (50.5, PhaseTotals(attempt=1, rank=0, ns={"init": 6 * NS, "compile": 5 * NS, "step": 25 * NS, "save": NS})),
+    (51.0, AttemptEnded(attempt=1, exit_code=75, reason="stopped on request")),
+)
+SECOND = (
+    (60.0, AttemptBegan(attempt=2, commit=3, parent=2, restore_step=100)),
+    (70.0, STARTED),
+    *((70.0 + n / 4, step(100 + n, 0.42)) for n in range(1, 101)),
+    (80.0, GuardVerdict(step=150, reason="spike", rerun="same", policy="skip", digest=1, rerun_digest=1)),
+    (81.0, ErrorSeen(severity="warning", name="checkpoint.carrier_lost", what="the carrier ended (killed by SIGKILL)")),
+    (90.0, save(150, 0, "checkpoint.save_failed")),
+    (96.0, save(200, 4)),
+    (96.5, RetentionDone(action="purge", folder="step-00000050.a0001.t1", reason="beyond the last 3")),
+    (97.0, EvalDone(step=200, store=STORE, loss=2.6, bits_per_byte=1.587, tokens=120_000, final=True)),
+    (97.0, SampleDone(step=200, prompt="def ", text="main():\n    pass\n" * 6, final=True)),
+    (97.5, SampleDone(step=200, prompt="class ", text="Node:\n    pass", final=True)),
+    (98.0, TrainingDone(step=200, updates_skipped=1)),
+    (98.0, PhaseTotals(attempt=2, rank=0, ns={"init": 5 * NS, "step": 25 * NS, "eval": 4 * NS, "save": NS // 2})),
+    (99.0, AttemptEnded(attempt=2, exit_code=0, reason="done")),
+)
+
+
+def sources(*records: tuple[float, Record], damage: tuple[Damage, ...] = ()) -> Sources:
+    return Sources(
+        name="first-light", folder="/data/runs/first-light", facts=fold(told(*records)), damage=damage, cards=CARDS,
+        recipe="first-light",
+    )
+
+
+CASES = {
+    "done": sources(*FIRST, *SECOND),
+    "stopped": sources(*FIRST),
+    "cut_off": sources(*FIRST, *SECOND[:40], damage=(Damage("w.0001.jsonl", 4096, 17, "torn_tail"),)),
+    "new": sources(),
+    "damaged": sources(
+        *FIRST[:20], (49.0, RecordsLost(count=3, error="disk full")),
+        damage=(Damage("trainer0-n-b0-1.0001.jsonl", 512, 80, "damaged"), Damage("x", 0, 0, "foreign", "not ours")),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_report_text(case: str) -> None:
+    """The text is the one on record; PACKTRAIN_UPDATE_GOLDEN=1 records what it is now."""
+    path, text = GOLDEN / f"{case}.txt", render(CASES[case])
+    if os.environ.get("PACKTRAIN_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_seconds_sum_to_the_wall_time() -> None:
+    """Phases and what is unreported together are, to the nanosecond, the wall time of the attempts."""
+    attempts = fold(told(*FIRST, *SECOND)).attempts
+    assert [attempt.wall_ns for attempt in attempts] == [41 * NS, 39 * NS]
+    assert sum(sum(a.phases_ns.values()) + a.unreported_ns for a in attempts) == 80 * NS
+
+
+@given(st.lists(st.sampled_from([*FIRST, *SECOND]), max_size=80))
+def test_any_part_of_a_journal_can_be_told(records: list[tuple[float, Record]]) -> None:
+    """Whatever is missing from a journal or out of order, a report is made of the rest."""
+    text = render(sources(*records))
+    assert text.startswith("first-light: ") and text.endswith("\n")
+
+
+def test_a_sample_cannot_draw_on_the_terminal() -> None:
+    """Control characters that a model writes do not reach the terminal."""
+    assert "\x1b" not in render(CASES["stopped"])
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [(None, "running"), ((75, "stopped on request"), "stopped"), ((78, "refused"), "failed"), ((-9, "killed"), "failed")],
+)
+def test_state_of_a_run(end: tuple[int, str] | None, state: str) -> None:
+    """The state is that of the last attempt: running without an end, stopped after 75, failed after anything else."""
+    ended = [] if end is None else [(12.0, AttemptEnded(attempt=1, exit_code=end[0], reason=end[1]))]
+    assert fold(told((10.0, AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1)), *ended)).state == state
+
+
+def test_seconds_of_another_boot_are_not_mixed_in() -> None:
+    """An attempt whose foreground died with the machine ends where it was last heard of on its own boot."""
+    before = told((10.0, AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1)), (15.0, step(1)))
+    after = told((99.0, step(2)), boot="b1")
+    assert fold(before + after).attempts[0].wall_ns == 5 * NS
+
+
+def test_a_run_folder_is_read(tmp_path: pathlib.Path) -> None:
+    """From a real journal, spec and card on disk the report tells recipe, figures and samples."""
+    platform = LocalPlatform()
+    store = tmp_path / "held_out"
+    store.mkdir()
+    (store / "card.json").write_text('{"bytes": 1000, "documents": 2, "xz_files_bits_per_byte": 2.0}')
+    (tmp_path / "spec").mkdir()
+    (tmp_path / "spec" / "0001.toml").write_text('recipe = "rung:10m"\n')
+    journal = Journal(platform, str(tmp_path / "journal"))
+    for record in (
+        AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1), STARTED, step(1),
+        EvalDone(step=1, store=str(store), loss=1.0, bits_per_byte=1.5, tokens=10, final=True),
+    ):
+        journal.write(record)
+    journal.close()
+    text = report(platform, str(tmp_path))
+    assert "recipe rung:10m" in text and "the model is 25.0% below" in text and "journal: whole" in text
+
+
+def test_a_folder_with_nothing_in_it_is_told(tmp_path: pathlib.Path) -> None:
+    """A run that never began is reported as new."""
+    assert ": new, 0 steps" in report(LocalPlatform(), str(tmp_path))
+
+
+def test_facts_start_empty() -> None:
+    """No facts without entries: nothing is made up."""
+    assert fold([]) == Facts()
