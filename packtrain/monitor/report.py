@@ -92,8 +92,9 @@ def _outcome(sources: Sources) -> list[str]:
         about.append(f"{count_text(facts.started.parameters)} parameters, {facts.started.precision}")
     if facts.version:
         about.append(f"packtrain {facts.version}")
+    over = counted(len(facts.attempts), "attempt")
     return [
-        f"{sources.name}: {facts.state}, {facts.step} steps in {duration_text(wall_s)} over {counted(len(facts.attempts), 'attempt')}",
+        f"{sources.name}: {facts.state}, {facts.step} steps in {duration_text(wall_s)} over {over}",
         f"  {' · '.join(about)}", f"  {sources.folder}",
     ]
 

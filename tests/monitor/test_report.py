@@ -140,7 +140,7 @@ def test_a_sample_cannot_draw_on_the_terminal() -> None:
 
 @pytest.mark.parametrize(
     ("end", "state"),
-    [(None, "running"), ((75, "stopped on request"), "stopped"), ((78, "refused"), "failed"), ((-9, "killed"), "failed")],
+    [(None, "running"), ((75, "as asked"), "stopped"), ((78, "refused"), "failed"), ((-9, "killed"), "failed")],
 )
 def test_state_of_a_run(end: tuple[int, str] | None, state: str) -> None:
     """The state is that of the last attempt: running without an end, stopped after 75, failed after anything else."""
