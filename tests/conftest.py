@@ -46,16 +46,24 @@ class SoakClock:
 
 CLOCK = pytest.StashKey[SoakClock]()
 SECONDS = pytest.StashKey[dict[str, float]]()
+NOTES = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[CLOCK] = SoakClock(config.getoption("--stop-after-minutes"))
     config.stash[SECONDS] = defaultdict(float)
+    config.stash[NOTES] = []
 
 
 @pytest.fixture
 def soak_clock(request: pytest.FixtureRequest) -> SoakClock:
     return request.config.stash[CLOCK]
+
+
+@pytest.fixture
+def notes(request: pytest.FixtureRequest) -> list[str]:
+    """Lines a test wants to see in the terminal summary: what it counted, or what it left out."""
+    return request.config.stash[NOTES]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -87,6 +95,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         budget = f"of {BUDGET_S[room]}" if room in BUDGET_S else "no budget"
         over = "  OVER" if room in BUDGET_S and seconds > BUDGET_S[room] else ""
         terminalreporter.write_line(f"{room:12s} {seconds:7.1f}  {budget}{over}")
+    for line in config.stash[NOTES]:
+        terminalreporter.write_line(line)
     for report in terminalreporter.stats.get("skipped", []):
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         terminalreporter.write_line(f"not run: {report.nodeid}: {why.removeprefix('Skipped: ')}")

@@ -1,0 +1,147 @@
+"""Real SIGKILLs at seeded moments to real trainers: what was published stays, and the bits at the end are the same."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import random
+import signal
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.format import parse_folder
+from packtrain.core.errors import EXIT_DONE
+from tests.conftest import SoakClock
+from tests.soak.conftest import STEPS
+from tests.soak.trial import Trial, trial
+
+KILLS = 200
+LANES = 2
+"""Runs at a time; a start of JAX keeps about one core busy."""
+ENDING_S = 120
+"""Left of the session's time to let the last runs end."""
+TARGETS = ("worker", "worker", "worker", "carrier", "foreground")
+EARLY = 0.15
+"""Share of kills at any moment from now, also before the trainer's first step; the others follow a new save."""
+EARLY_S, LATE_S = 5.0, 0.3
+
+
+class Killer:
+    """Kills one run again and again and checks after each kill."""
+
+    def __init__(self, run: Trial, seed: int) -> None:
+        self.run, self.dice = run, random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.known: list[Commit] = []
+
+    def work(self, kills: int, clock: SoakClock) -> None:
+        """Until the run is done; after `kills` it is left in peace."""
+        self.run.start()
+        while not self.done():
+            if self.counts["kills"] >= kills or clock.left_s() < ENDING_S:
+                self.run.finish(ENDING_S)
+            elif self.strike():
+                self.check()
+        self.check()
+        check_lineage(self.known)
+
+    def done(self) -> bool:
+        """A foreground that was killed is started again; it ends in no other way than killed or done."""
+        assert self.run.foreground is not None
+        status = self.run.foreground.poll()
+        if status is not None and status != EXIT_DONE:
+            assert status == -signal.SIGKILL, f"exit {status}\n{self.run.said()}"
+            self.run.start()
+        return status == EXIT_DONE
+
+    def strike(self) -> bool:
+        """Kill at a moment the dice choose; False when the target was not there to be killed."""
+        target, early = self.dice.choice(TARGETS), self.dice.random() < EARLY
+        if early:
+            self.run.platform.sleep(self.dice.uniform(0, EARLY_S))
+        else:
+            self.wait_for_saves(self.dice.randint(1, 3))
+            self.run.platform.sleep(self.dice.uniform(0, LATE_S))
+        in_flight = self.saving()
+        if not self.run.send(target, signal.SIGKILL):
+            return False
+        self.counts.update(["kills", target, "at any moment" if early else "after a save"])
+        self.counts["with a save in flight"] += in_flight
+        return True
+
+    def wait_for_saves(self, more: int) -> None:
+        wanted = len(self.run.saves()) + more
+        for _ in self.run.looks(120, f"save {wanted}"):
+            if len(self.run.saves()) >= wanted or self.done():
+                return
+
+    def saving(self) -> bool:
+        """Whether the attempt that runs now has a folder that is not published yet."""
+        attempt = max((commit.attempt for commit in self.run.commits()), default=0)
+        folders = map(parse_folder, self.run.unpublished())
+        return any(folder is not None and folder.attempt == attempt for folder in folders)
+
+    def check(self) -> None:
+        """The log only grew, the journal reads, and what a restart would restore loads and is no older than before."""
+        commits = self.run.commits()
+        assert commits[: len(self.known)] == self.known
+        self.known = commits
+        self.run.entries()
+        point = self.run.log.restore_point() if commits else None
+        newest = max((commit.step for commit in commits if commit.kind == "save"), default=-1)
+        assert newest == (point.step if point else -1)
+        if point is not None:
+            assert self.run.open(point).verify() == []
+
+
+def check_lineage(commits: list[Commit]) -> None:
+    """Each attempt begins at the newest save before it, and saves forward from there."""
+    newest = -1
+    for commit in commits:
+        if commit.kind == "begin":
+            assert commit.step == newest, commit
+        else:
+            assert commit.step > newest, commit
+            newest = commit.step
+
+
+class Lane:
+    """Runs one after the other, each killed until its end, until this lane's share of kills is done."""
+
+    def __init__(self, folder: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, seed: int) -> None:
+        self.folder, self.store, self.cache, self.seed = folder, store, cache, seed
+        self.counts: Counter[str] = Counter()
+        self.finals: list[dict[str, bytes]] = []
+
+    def work(self, kills: int, clock: SoakClock) -> None:
+        for n in itertools.count():
+            if self.counts["kills"] >= kills or clock.left_s() < 2 * ENDING_S:
+                return
+            with trial(self.folder / str(n), self.store, self.cache, STEPS) as run:
+                killer = Killer(run, self.seed + 1000 * n)
+                killer.work(kills - self.counts["kills"], clock)
+                self.counts += killer.counts
+                self.finals.append(run.final())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_killed_trainers_lose_nothing(
+    tmp_path: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, undisturbed: dict[str, bytes],
+    soak_clock: SoakClock, notes: list[str],
+) -> None:
+    """Through 200 kills of worker, carrier and foreground no published save is lost or damaged, every attempt begins at
+    the newest one, and each run ends with the bits of a run that nobody touched."""
+    lanes = [Lane(tmp_path / str(i), store, cache, seed=i) for i in range(LANES)]
+    with ThreadPoolExecutor(LANES) as pool:
+        for done in [pool.submit(lane.work, KILLS // LANES, soak_clock) for lane in lanes]:
+            done.result()
+    counts = sum((lane.counts for lane in lanes), Counter())
+    finals = [final for lane in lanes for final in lane.finals]
+    notes.append(f"kills: {dict(counts)} over {len(finals)} runs")
+    assert finals and all(final == undisturbed for final in finals)
+    if counts["kills"] < KILLS:
+        notes.append(f"not run: {KILLS - counts['kills']} of {KILLS} kills, the session's time was used up")

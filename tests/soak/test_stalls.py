@@ -1,0 +1,94 @@
+"""Real stalls of 30 seconds: a frozen process costs time, never a checkpoint and never the run."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+
+import pytest
+
+from packtrain.core.errors import EXIT_DONE
+from packtrain.core.records import AttemptBegan, StepDone
+from tests.soak.conftest import STEPS
+from tests.soak.trial import Trial, trial
+
+STALL_S = 30
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
+
+
+def wait_for_step(run: Trial, step: int) -> None:
+    for _ in run.looks(120, f"step {step}"):
+        if steps_done(run) >= step:
+            return
+
+
+def steps_done(run: Trial) -> int:
+    return max((entry.record.step for entry in run.entries() if isinstance(entry.record, StepDone)), default=0)
+
+
+def attempts(run: Trial) -> int:
+    return sum(isinstance(entry.record, AttemptBegan) for entry in run.entries())
+
+
+def freeze_mid_save(run: Trial) -> None:
+    """SIGSTOP the carrier while it has a folder that is not published yet."""
+    for _ in run.looks(120, "a save in flight"):
+        if run.unpublished():
+            run.send("carrier", signal.SIGSTOP)
+            if run.unpublished():
+                return
+            run.send("carrier", signal.SIGCONT)
+
+
+def test_a_frozen_carrier_costs_no_run(
+    tmp_path: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, undisturbed: dict[str, bytes]
+) -> None:
+    """While the carrier is frozen for 30 s in the middle of a save, training goes on; afterwards saves are published
+    again, no attempt was lost, and the bits at the end are those of an undisturbed run."""
+    with trial(tmp_path, store, cache, STEPS) as run:
+        run.start()
+        freeze_mid_save(run)
+        before, saves = steps_done(run), len(run.saves())
+        run.platform.sleep(STALL_S)
+        assert steps_done(run) > before
+        assert len(run.saves()) == saves
+        run.send("carrier", signal.SIGCONT)
+        assert run.finish(200) == EXIT_DONE, run.said()
+        assert attempts(run) == 1
+        assert len(run.saves()) > saves
+        assert run.final() == undisturbed
+
+
+def test_a_frozen_foreground_costs_nothing(
+    tmp_path: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, undisturbed: dict[str, bytes]
+) -> None:
+    """While the foreground is frozen for 30 s, training and saving go on, and afterwards it does not take its own
+    absence for the worker's."""
+    with trial(tmp_path, store, cache, STEPS, "supervise.beat_overdue_s=10") as run:
+        run.start()
+        wait_for_step(run, 10)
+        run.send("foreground", signal.SIGSTOP)
+        before = len(run.saves())
+        run.platform.sleep(STALL_S)
+        assert len(run.saves()) > before
+        run.send("foreground", signal.SIGCONT)
+        assert run.finish(200) == EXIT_DONE, run.said()
+        assert attempts(run) == 1
+        assert run.final() == undisturbed
+
+
+def test_a_frozen_worker_is_replaced(
+    tmp_path: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, undisturbed: dict[str, bytes]
+) -> None:
+    """A worker frozen for 30 s where silence may last 10 s is killed and another attempt ends with the same bits."""
+    with trial(tmp_path, store, cache, STEPS, "supervise.beat_overdue_s=10") as run:
+        run.start()
+        wait_for_step(run, 10)
+        frozen = run.process("worker")
+        assert frozen is not None
+        run.send("worker", signal.SIGSTOP)
+        run.platform.sleep(STALL_S)
+        assert not frozen.is_running() or frozen.status() == "zombie"
+        assert run.finish(200) == EXIT_DONE, run.said()
+        assert attempts(run) == 2
+        assert run.final() == undisturbed
