@@ -211,10 +211,13 @@ class FakePlatform(Platform):
             child.exit(-9)
 
     def crash(self, choices: Choices | None = None) -> FakePlatform:
-        """The power fails and comes back: this node's next process, over what the disk kept (`choices` decides)."""
+        """The power fails and comes back: this node's next process, over what the disk kept (`choices` decides).
+
+        It runs free of faults and of the baton: the one who looks at what is left.
+        """
         disk = self.disk.after_power_cut(choices or Choices(seed=(self.disk.seed, self.disk.operations)))
         disk.clock.advance(disk.clock.now_ns + 30 * NS)
-        return FakePlatform(disk, self.name, self.scheduler, self.faults, self.programs)
+        return FakePlatform(disk, self.name, programs=self.programs)
 
     # --- time and chance ---
 

@@ -20,6 +20,7 @@ from packtrain.core.fake_schedule import Choices, FakeClock
 
 WALL_START_S = 1_750_000_000
 UNDO_KEPT = 8
+NAME_BYTES_MAX = 255
 
 
 Kind = Literal[
@@ -173,7 +174,7 @@ class FakeDisk:
         if full(path) == "/":
             return self.root
         folder, name = self.parent(path)
-        node = folder.seen(changes_ago).get(name)
+        node = _entry(folder.seen(changes_ago), name, path)
         if node is None:
             raise os_error(errno.ENOENT, path)
         return node
@@ -185,14 +186,12 @@ class FakeDisk:
         for part in folders:
             if not isinstance(here, DirNode):
                 raise os_error(errno.ENOTDIR, path)
-            node = here.names.get(part)
+            node = _entry(here.names, part, path)
             if node is None:
                 raise os_error(errno.ENOENT, path)
             here = node
         if not isinstance(here, DirNode):
             raise os_error(errno.ENOTDIR, path)
-        if len(name.encode("utf-8", "surrogateescape")) > 255:
-            raise os_error(errno.ENAMETOOLONG, path)
         return here, name
 
     def find_dir(self, path: str, changes_ago: int = 0) -> DirNode:
@@ -214,7 +213,7 @@ class FakeDisk:
         for part in full(path).strip("/").split("/"):
             here = posixpath.join(here, part)
             folder, name = self.parent(here)
-            node = folder.names.get(name)
+            node = _entry(folder.names, name, path)
             if node is None:
                 self._change((folder, name, DirNode(self.clock.now_ns)))
             elif isinstance(node, FileNode):
@@ -222,7 +221,7 @@ class FakeDisk:
 
     def create(self, path: str) -> FileNode:
         folder, name = self.parent(path)
-        if name in folder.names:
+        if _entry(folder.names, name, path) is not None:
             raise os_error(errno.EEXIST, path)
         node = FileNode(self.clock.now_ns)
         self._change((folder, name, node))
@@ -231,7 +230,7 @@ class FakeDisk:
     def link(self, source: str, target: str) -> None:
         node = self.find(source)
         folder, name = self.parent(target)
-        if name in folder.names:
+        if _entry(folder.names, name, target) is not None:
             raise os_error(errno.EEXIST, target)
         if isinstance(node, DirNode):
             raise os_error(errno.EPERM, source)
@@ -240,9 +239,10 @@ class FakeDisk:
     def replace(self, source: str, target: str) -> None:
         from_folder, from_name = self.parent(source)
         to_folder, to_name = self.parent(target)
-        node, old = from_folder.names.get(from_name), to_folder.names.get(to_name)
+        node = _entry(from_folder.names, from_name, source)
         if node is None:
             raise os_error(errno.ENOENT, source)
+        old = _entry(to_folder.names, to_name, target)
         if isinstance(node, DirNode) and (full(target) + "/").startswith(full(source) + "/") and node is not old:
             raise os_error(errno.EINVAL, target)
         if isinstance(old, DirNode) and (full(source) + "/").startswith(full(target) + "/") and node is not old:
@@ -383,6 +383,13 @@ class FakeDisk:
     def _count_revived(self, node: FileNode) -> None:
         self.used_bytes += 0 if node.links else len(node.data)
         node.links += 1
+
+
+def _entry(names: dict[str, Node], name: str, path: str) -> Node | None:
+    """What `name` stands for; a name nothing could have is an error of its own."""
+    if len(os.fsencode(name)) > NAME_BYTES_MAX:
+        raise os_error(errno.ENAMETOOLONG, path)
+    return names.get(name)
 
 
 def _apply(changes: list[Change]) -> None:

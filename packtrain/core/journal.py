@@ -124,14 +124,16 @@ class Journal:
     with the next flush, at most about `METRICS_NS` late while records keep coming.
     """
 
-    def __init__(self, platform: Platform, folder: str, role: str = "trainer", rank: int = 0) -> None:
+    def __init__(
+        self, platform: Platform, folder: str, role: str = "trainer", rank: int = 0, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self.writer = ""
         """Name of this incarnation; empty until the disk first let it make a file."""
         self.lost = 0
         """Records that never reached the disk, over this writer's life."""
         self.trouble: OSError | None = None
         """Why the disk refuses now; None when all is well."""
-        self._platform, self._folder = platform, folder
+        self._platform, self._folder, self._segment_bytes = platform, folder, segment_bytes
         self._boot = short_boot(platform.boot_id())
         self._stem = f"{role}{rank}-{platform.node()}-{self._boot}"
         self._file: File | None = None
@@ -146,13 +148,12 @@ class Journal:
     def write(self, record: Record, durable: bool = False) -> bool:
         """Append `record`; True when it is where its class promises, False when the disk is away: held or lost."""
         now = self._platform.boot_ns()
+        patience_ns = RETRY_NS if self.trouble else METRICS_NS if isinstance(record, METRICS) else 0
+        due = durable or now - self._flushed_ns >= patience_ns
+        if due and self._full():
+            due = self._try_put()
         held = self._hold(record, now)
-        if durable:
-            return self._try_put(durable=True) and held
-        since = now - self._flushed_ns
-        if since < (METRICS_NS if isinstance(record, METRICS) else 0) or (self.trouble and since < RETRY_NS):
-            return self.trouble is None
-        return self._try_put() and held
+        return self._try_put(durable) and held if due else self.trouble is None
 
     def flush(self) -> bool:
         """Hand everything held to the kernel; False when the disk is away."""
@@ -168,9 +169,12 @@ class Journal:
         self.lost += len(self._held)
         self._held.clear()
 
+    def _full(self) -> bool:
+        return self.trouble is not None and self._held_bytes > HELD_BYTES_MAX
+
     def _hold(self, record: Record, now: int) -> bool:
         self._sequence += 1
-        if self.trouble and self._held_bytes > HELD_BYTES_MAX:
+        if self._full():
             self.lost += 1
             self._unsaid += 1
             return False
@@ -196,12 +200,10 @@ class Journal:
         return True
 
     def _put(self, durable: bool) -> None:
-        if self._file is not None and self._written and self._written + self._held_bytes > SEGMENT_BYTES:
+        if self._file is not None and self._written and self._written + self._held_bytes > self._segment_bytes:
             self._seal()
         file = self._file or self._begin_segment()
-        if self._unsaid:
-            self._confess()
-        data = b"".join(self._held)
+        data = b"".join(self._held) + self._confession()
         if self._written == 0:
             data = self._heading() + data
         if data:
@@ -209,13 +211,16 @@ class Journal:
         if durable:
             self._sync(file)
         self._written += len(data)
+        self._sequence += 1 if self._unsaid else 0
+        self._unsaid = self._held_bytes = 0
         self._held.clear()
-        self._held_bytes = 0
 
-    def _confess(self) -> None:
-        self._sequence += 1
-        self._append(RecordsLost(count=self._unsaid, error=str(self.trouble)), self._platform.boot_ns())
-        self._unsaid = 0
+    def _confession(self) -> bytes:
+        """The line that tells how many records before it are lost; it takes its number only once it is written."""
+        if not self._unsaid:
+            return b""
+        lost = RecordsLost(count=self._unsaid, error=str(self.trouble))
+        return _line(self._sequence + 1, self._boot, self._platform.boot_ns(), lost)
 
     def _heading(self) -> bytes:
         now = self._platform.boot_ns()
@@ -337,7 +342,7 @@ class Tail:
         self._offsets: dict[str, int] = {}
         self._finished: set[str] = set()
         self._unreadable: dict[str, str] = {}
-        self._offsets_ns: dict[str, int] = {}
+        self._wall_less_boot_ns: dict[str, int] = {}
 
     def poll(self, final: bool = False) -> list[Entry]:
         """Entries of lines completed since the last call, each once; `final`: judge an unfinished last line too.
@@ -353,7 +358,7 @@ class Tail:
             if name not in self._finished:
                 sealed = i + 1 < len(segments) and segments[i + 1][0] == writer
                 fresh += self._read(writer, segment, name, sealed, final)
-        return _merged(fresh, self._offsets_ns)
+        return _merged(fresh, self._wall_less_boot_ns)
 
     def _segments(self, names: list[str]) -> list[tuple[str, int, str]]:
         found = []
@@ -378,9 +383,7 @@ class Tail:
         if sealed:
             self._finished.add(name)
         stream = self._streams.setdefault(writer, _Stream(writer))
-        found = list(stream.take(name, offset, whole, self.damage))
-        self._offsets_ns.update(stream.offsets_ns)
-        return found
+        return list(stream.take(name, offset, whole, self.damage, self._wall_less_boot_ns))
 
 
     def _report_unreadable(self, name: str, offset: int, detail: str) -> None:
@@ -395,6 +398,8 @@ class _Found:
     writer: str
     line: _Line
     record: AnyRecord | Unknown
+    wall_less_boot_ns: int | None
+    """As the heading of its own segment has it; None when that heading is damaged."""
 
 
 @dataclass(slots=True)
@@ -408,9 +413,12 @@ class _Stream:
     """Damage was reported since the last record: it accounts for a jump in the sequence."""
     missing: list[range] = field(default_factory=list)
     """Numbers below `last` not seen yet: a segment may arrive late."""
-    offsets_ns: dict[str, int] = field(default_factory=dict)
+    wall_less_boot_ns: int | None = None
 
-    def take(self, name: str, offset: int, data: bytes, damage: list[Damage]) -> Iterator[_Found]:
+    def take(
+        self, name: str, offset: int, data: bytes, damage: list[Damage], clocks: dict[str, int]
+    ) -> Iterator[_Found]:
+        """The new records of `data`, which lies at `offset` of file `name`; adds to `damage` and to `clocks`."""
         for item in _scan(data):
             start, length = offset + item.start, item.stop - item.start
             if isinstance(item, _Gap):
@@ -420,10 +428,10 @@ class _Stream:
             record = _typed(item.line.record)
             if isinstance(record, SegmentBegan):
                 self.rewritten_from = record.first
-                self.offsets_ns[item.line.boot] = record.wall_less_boot_ns
+                self.wall_less_boot_ns = clocks[item.line.boot] = record.wall_less_boot_ns
             elif self._is_new(item.line.seq):
                 self._advance(name, start, item.line.seq, record, damage)
-                yield _Found(self.writer, item.line, record)
+                yield _Found(self.writer, item.line, record, self.wall_less_boot_ns)
             elif self.rewritten_from is None or item.line.seq < self.rewritten_from:
                 damage.append(Damage(name, start, length, REPEATED, f"record {item.line.seq}"))
 
@@ -539,12 +547,13 @@ def _unknown(raw: msgspec.Raw, reason: str) -> Unknown:
     return Unknown(str(kind), body, reason)
 
 
-def _merged(found: list[_Found], offsets_ns: dict[str, int]) -> list[Entry]:
+def _merged(found: list[_Found], clocks: dict[str, int]) -> list[Entry]:
     """By wall time, but never against a writer's own order; a boot with no known date keeps its place in the files."""
     keyed: list[tuple[float, Entry]] = []
     latest: dict[str, float] = {}
     for item in found:
-        line, offset = item.line, offsets_ns.get(item.line.boot)
+        line, offset = item.line, item.wall_less_boot_ns
+        offset = clocks.get(line.boot) if offset is None else offset
         wall_s = None if offset is None else (line.ns + offset) / NS
         key = max(latest.get(item.writer, -math.inf), -math.inf if wall_s is None else wall_s)
         latest[item.writer] = key

@@ -203,6 +203,7 @@ class _LocalFile(File):
         self._fd = fd
 
     def write(self, data: bytes | memoryview) -> None:
+        self._check_open()
         view = memoryview(data)
         view = view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses a zero in the shape
         while view:
@@ -210,7 +211,12 @@ class _LocalFile(File):
             view = view[n:]
 
     def fsync(self) -> None:
+        self._check_open()
         os.fsync(self._fd)
+
+    def _check_open(self) -> None:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -13,8 +13,8 @@ from packtrain.core.units import bytes_text, count_text, duration_text
 
 @pytest.mark.parametrize(
     ("n", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1023.7, "1.0 KiB"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (1048575, "1.0 MiB"), (5 << 40, "5.0 TiB"),
-     (-2048, "-2.0 KiB"), (5000 << 40, "5000.0 TiB")],
+    [(0, "0 B"), (1023, "1023 B"), (1023.7, "1.0 KiB"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (1048575, "1.0 MiB"),
+     (5 << 40, "5.0 TiB"), (-2048, "-2.0 KiB"), (5000 << 40, "5000.0 TiB")],
 )
 def test_bytes(n: float, text: str) -> None:
     """Bytes are shown in the largest binary unit that leaves at least one."""
