@@ -88,6 +88,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name, least in bounds.items():
             if getattr(self, name) < least:
                 raise BadValue(f"{name} is at least {least}", where=f"data build: {name}", fix="raise it")
+        if self.held_out_fraction > 0.5:
+            raise BadValue("at most half can be held out", where="data build: held_out_fraction", fix="lower it")
         if 0 < self.memory_bytes_max < MEMORY_BYTES_MIN:
             raise BadValue(
                 f"memory_bytes_max is at least {MEMORY_BYTES_MIN} (one worker and the libraries)",

@@ -26,9 +26,9 @@ from packtrain.data.minhash import near, shingles
 from packtrain.data.recent import Recent
 from packtrain.data.spool import Spool
 
-POOL_LIMITS = 4
-"""Documents of this many limits are clustered at a time."""
-POOLS_MAX = 8
+POOL_CAPS = 4
+"""Documents of so many times what may be held out are clustered at a time."""
+POOLS_MAX = 32
 FEW_DOCUMENTS_BYTES = 4 << 20
 XZ_PRESET = 9 | lzma.PRESET_EXTREME
 
@@ -81,7 +81,7 @@ def split(spool: Spool, ranges: int, total_bytes: int, limit: int, scan: Scan) -
         return Split(limit_bytes=0, held=(), clusters=0, passed_over=0)
     clusters, passed_over = _walk(spool, ranges, scan, cap=limit, limit=limit)
     if not clusters:
-        few = min(total_bytes // 2, max(POOL_LIMITS * limit, FEW_DOCUMENTS_BYTES))
+        few = min(total_bytes // 2, max(4 * limit, FEW_DOCUMENTS_BYTES))
         clusters, passed_over = _walk(spool, ranges, scan, cap=few, limit=1)
     held = sorted(document for cluster in clusters for document in cluster)
     return Split(limit_bytes=limit, held=tuple(held), clusters=len(clusters), passed_over=passed_over)
@@ -96,7 +96,7 @@ def _walk(spool: Spool, ranges: int, scan: Scan, cap: int, limit: int) -> tuple[
     held = passed_over = 0
     decided: set[int] = set()
     for _ in range(POOLS_MAX):
-        pool = list(_pool(documents, POOL_LIMITS * limit, cap))
+        pool = list(_pool(documents, POOL_CAPS * cap, cap))
         clusters.grow(pool, scan)
         for document in pool:
             root = clusters.root(document)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packtrain.core.errors import Contradiction, StoreDamaged, TokenizerMismatch
+from packtrain.core.errors import Contradiction, CorpusEmpty, StoreDamaged, TokenizerMismatch
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.data.config import DataConfig
 from packtrain.data.packing import Packing
@@ -135,8 +135,8 @@ def open_loader(
 ) -> Loader:
     """Open a run's stores and make its plan of one segment.
 
-    Raises CorpusMissing, StoreDamaged, TokenizerMismatch (between stores, or with the model's `vocab`), BadValue (a
-    weight that comes to no row), Contradiction (no store, or one twice).
+    Raises CorpusMissing, CorpusEmpty, StoreDamaged, TokenizerMismatch (between stores, or with the model's `vocab`),
+    BadValue (a weight that comes to no row), Contradiction (no store, or one twice).
     """
     platform = platform or LocalPlatform()
     if not config.stores:
@@ -144,6 +144,9 @@ def open_loader(
             "there is no store to train on", where="data.stores", fix="make one with `packtrain data build`"
         )
     stores = [Store(use.path, platform) for use in config.stores]
+    for store in stores:
+        if not len(store):
+            raise CorpusEmpty("the store holds no document", where=store.folder, fix="train on another store")
     tokenizer = _one_tokenizer(stores, platform)
     check_vocab(tokenizer, vocab)
     counts = mixing_counts([use.weight for use in config.stores], [use.path for use in config.stores])

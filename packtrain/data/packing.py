@@ -139,6 +139,7 @@ class Packing:
         self.length = length
         self.rows = -(-len(store) // length)
         self.rows_per_window = window_rows(length)
+        self.window_tokens = self.rows_per_window * length
         self.windows = -(-self.rows // self.rows_per_window)
         key = hashlib.sha256(json.dumps([VERSION, WINDOW_TOKENS, store.hash, length, objective]).encode()).digest()
         self.path = os.path.join(store.folder, "packing", f"{key.hex()[:16]}.bin")
@@ -187,7 +188,7 @@ class Packing:
             if google_crc32c.value(raw.tobytes()) != int(self._crcs[window]):
                 raise self._damaged(f"the pieces of window {window} do not match their checksum")
             pieces = raw.astype(np.int64)
-            pieces[:, 0] += window * self.rows_per_window * self.length
+            pieces[:, 0] += window * self.window_tokens
             return pieces, np.cumsum(pieces[:, 1])
 
         return self._recent.get(window, compute)

@@ -66,26 +66,25 @@ def read_item(item: Item, field: str, piece_bytes: int, skips: Skips) -> Iterato
 
 def text_pieces(stream: BinaryIO, piece_bytes: int, first: int = 0, last: int = -1) -> Iterator[bytes]:
     """Pieces [first, last) of a text (last -1: to its end), cut near multiples of `piece_bytes`."""
-    base = first * piece_bytes
+    base, slack = first * piece_bytes, min(SLACK_BYTES, piece_bytes)
     if first:
         stream.seek(base)
-        base += _cut(stream.read(SLACK_BYTES))
+        base += _cut(stream.read(slack))
         stream.seek(base)
     held = b""
     while first != last:
         first += 1
         at = first * piece_bytes - base
-        held += _read_fully(stream, at + SLACK_BYTES - len(held))
-        if len(held) <= at:
-            break
-        at += _cut(held[at : at + SLACK_BYTES])
-        yield held[:at]
+        wanted = at + slack - len(held)
+        data = _read_fully(stream, wanted)
+        held += data
+        at += _cut(held[at : at + slack])
+        if held[:at]:
+            yield held[:at]
         base += at
         held = held[at:]
-    else:
-        return
-    if held:
-        yield held
+        if not held and len(data) < wanted:
+            return
 
 
 def _cut(slack: bytes) -> int:
@@ -93,7 +92,7 @@ def _cut(slack: bytes) -> int:
     newline = slack.find(b"\n")
     if newline >= 0:
         return newline + 1
-    return next((i for i, byte in enumerate(slack[:4]) if byte & 0xC0 != 0x80), 0)
+    return next((i for i, byte in enumerate(slack[:4]) if byte & 0xC0 != 0x80), len(slack[:4]))
 
 
 def _read_fully(stream: BinaryIO, n: int) -> bytes:
