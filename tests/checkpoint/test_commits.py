@@ -1,0 +1,252 @@
+"""The log by itself: reading by number, exclusive link, who may publish, what counts as unknown."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packtrain.checkpoint.commits import Commit, CommitLog, parse_record, render_record
+from packtrain.core.errors import CommitStale, CommitsUnfit, CommitUnknown
+from packtrain.core.fake import FakeDisk, FakePlatform, duplicate, fail, late, lost_reply, stale
+from packtrain.core.platform import LocalPlatform
+from tests.checkpoint.worlds import RUN, make_run
+
+LOG = f"{RUN}/commits"
+WRITERS = ("r00000",)
+
+
+def fresh(faults=None):
+    platform = FakePlatform(FakeDisk(), "a")
+    log = make_run(platform)
+    platform.faults = faults
+    return platform, log
+
+
+def begin(log, parent=None, **more):
+    return log.begin(parent, WRITERS, "node", **more)
+
+
+def test_a_run_grows_and_restore_follows_parents(tmp_path):
+    """On a real disk: attempts and saves get dense numbers, and restore follows parents, not the newest save."""
+    platform = LocalPlatform()
+    log = make_run(platform, str(tmp_path))
+    assert log.head() == 0 and log.restore_point() is None
+    first = begin(log, 0)
+    assert (first.number, first.attempt, first.step, first.parent) == (1, 1, -1, 0)
+    saves = [log.publish(1, step, f"d{step}", f"step-{step:08d}.a0001.t1") for step in (10, 20, 30)]
+    assert [save.parent for save in saves] == [1, 2, 3]
+    back = begin(log, saves[0].number)
+    assert (back.number, back.attempt, back.step, back.parent) == (5, 2, 10, 2)
+    again = CommitLog(platform, f"{tmp_path}/commits")
+    assert again.restore_point() == saves[0]
+    assert [c.number for c in again.lineage(again.head())] == [5, 2, 1]
+    assert log.publish(2, 20, "x", "step-00000020.a0002.t1").parent == 5
+    assert [c.number for c in again.all()] == [1, 2, 3, 4, 5, 6]
+    assert sorted(p.name for p in (tmp_path / "commits").iterdir()) == [f"{n:012d}" for n in range(1, 7)]
+
+
+@pytest.mark.parametrize("head", [0, 1, 2, 3, 4, 7, 8, 9, 100])
+def test_head_is_found_by_number_with_few_reads(head):
+    """Doubling and bisection find the head of a log of any length, reading a logarithm of it and listing nothing."""
+    platform, log = fresh()
+    begin(log, 0) if head else None
+    for step in range(1, head):
+        log.publish(1, step, "", "")
+    before = platform.ops
+    trace = len(platform.disk.trace)
+    assert CommitLog(platform, LOG).head() == head
+    assert platform.ops - before <= 4 + 2 * max(1, head).bit_length() * 2
+    assert "listdir" not in {op for _, op, _ in platform.disk.trace[trace:]}
+
+
+def test_fresh_needs_number_one_absent():
+    """From nothing means an empty log, or one that leads to no save; a log that holds a save refuses it."""
+    _, log = fresh()
+    begin(log, 0)
+    assert begin(log, 0).parent == 1
+    log.publish(2, 5, "", "")
+    with pytest.raises(CommitStale, match="nothing may start from nothing"):
+        begin(log, 0)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOTDIR, errno.ETIMEDOUT])
+def test_only_no_such_name_is_absence(code):
+    """Any error but ENOENT while reading is UNKNOWN, and nothing begins on it."""
+    _, log = fresh(lambda op, path, n: fail(code) if op == "read" else None)
+    for ask in (log.head, log.restore_point, lambda: begin(log, 0), lambda: log.publish(1, 1, "", "")):
+        with pytest.raises(CommitUnknown):
+            ask()
+
+
+def test_a_missing_folder_is_not_an_empty_log():
+    """An unmounted disk (the folder of the log is gone) is UNKNOWN, never a fresh run."""
+    log = CommitLog(FakePlatform(FakeDisk(), "a"), LOG)
+    with pytest.raises(CommitUnknown, match="does not exist"):
+        log.head()
+    with pytest.raises(CommitUnknown):
+        begin(log, 0)
+
+
+def test_every_damaged_byte_makes_a_record_unknown():
+    """A record with any byte flipped, or cut anywhere, is UNKNOWN: nobody restores from it or begins after it."""
+    whole = render_record(Commit(number=1, kind="begin", attempt=1, step=-1, parent=0, nonce="aa", writers=WRITERS))
+    assert parse_record(whole) is not None
+    for i in range(len(whole)):
+        for bit in range(8):
+            assert parse_record(whole[:i] + bytes([whole[i] ^ 1 << bit]) + whole[i + 1 :]) is None, (i, bit)
+        assert parse_record(whole[:i]) is None
+    assert parse_record(whole + b"\n") is None
+    platform, log = fresh()
+    platform.write_new(log.path(1), whole[:-2])
+    with pytest.raises(CommitUnknown, match="damaged"):
+        begin(log)
+
+
+def test_a_record_under_another_number_is_unknown():
+    """A whole record found under a number that is not its own is UNKNOWN."""
+    platform, log = fresh()
+    begin(log, 0)
+    platform.write_new(log.path(2), platform.read(log.path(1)))
+    with pytest.raises(CommitUnknown):
+        CommitLog(platform, LOG).last()
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_record_or_none(data):
+    """No bytes make the parser of records fail."""
+    assert parse_record(data) is None
+
+
+def test_a_dead_attempt_cannot_publish():
+    """After a newer attempt began, the older one is told to stop; so is one that repeats or goes back a step."""
+    _, log = fresh()
+    begin(log, 0)
+    log.publish(1, 10, "", "")
+    for step in (9, 10):
+        with pytest.raises(CommitStale):
+            CommitLog(log._platform, LOG).publish(1, step, "", "")
+    begin(log)
+    with pytest.raises(CommitStale, match="attempt 1 is over"):
+        log.publish(1, 20, "", "")
+    with pytest.raises(CommitUnknown):
+        log.publish(3, 20, "", "")
+
+
+def test_attempt_numbers_only_grow():
+    """A given attempt number must be above all begun."""
+    _, log = fresh()
+    begin(log, 0, attempt=4)
+    with pytest.raises(CommitStale):
+        begin(log, attempt=4)
+    assert begin(log).attempt == 5
+
+
+@pytest.mark.parametrize("fault", [lost_reply(), lost_reply(errno.EEXIST), duplicate(), duplicate(1), late(1), late(2), late(9)])
+def test_lost_replies_and_repeats_of_link_publish_once(fault):
+    """Whatever link answers, the record exists once under its number and the writer knows it as its own."""
+    platform, log = fresh(lambda op, path, n: fault if op == "link" and not struck.append(n) and len(struck) == 1 else None)
+    struck: list[int] = []
+    begin_once = None
+    try:
+        begin_once = begin(log, 0)
+    except CommitUnknown:
+        platform.faults = None
+    last = CommitLog(platform, LOG).last()
+    assert last is None or last.attempt == 1
+    if begin_once is not None:
+        assert last == begin_once
+    assert not [name for name in platform.listdir(LOG) if name.startswith(".")]
+
+
+@pytest.mark.parametrize("after", range(1, 12))
+def test_a_late_link_is_recognized_by_its_writer(after):
+    """A save whose link is done long after it was reported failed is found again by the same log, not published twice."""
+    platform, log = fresh()
+    begin(log, 0)
+    links: list[int] = []
+    platform.faults = lambda op, path, n: late(after) if op == "link" and not links.append(n) and len(links) == 1 else None
+    for _ in range(3):
+        try:
+            done = log.publish(1, 10, "digest", "step-00000010.a0001.t1")
+            break
+        except CommitUnknown:
+            continue
+    assert (done.number, done.step) == (2, 10)
+    assert CommitLog(platform, LOG).head() == 2
+
+
+def test_a_stale_view_never_overwrites():
+    """A cache that hides the newest records makes the writer look again, or give up as UNKNOWN; it harms nothing."""
+    platform, log = fresh()
+    begin(log, 0)
+    log.publish(1, 10, "", "")
+    reads = [0]
+
+    def hide(op, path, n):
+        return stale(8) if op == "read" and path.endswith("0000000002") else None
+
+    platform.faults = hide
+    del reads
+    late_comer = CommitLog(platform, LOG)
+    with pytest.raises(CommitUnknown):
+        late_comer.publish(1, 20, "", "")
+    platform.faults = None
+    assert late_comer.publish(1, 20, "", "").number == 3
+
+
+def test_two_beginners_one_wins():
+    """A beginner that finds another attempt begun since it looked is told so, and begins nothing."""
+    platform, log = fresh()
+    other = CommitLog(FakePlatform(platform.disk, "b"), LOG)
+    struck: list[int] = []
+
+    def meanwhile(op, path, n):
+        if op == "link" and not struck:
+            struck.append(n)
+            begin(other, 0)
+        return None
+
+    platform.faults = meanwhile
+    with pytest.raises(CommitStale, match="attempt 1 has begun"):
+        begin(log, 0)
+    assert CommitLog(platform, LOG).head() == 1
+
+
+def test_a_save_that_slips_in_is_what_the_next_attempt_restores():
+    """A save published while an attempt is beginning is restored by it, not abandoned."""
+    platform, log = fresh()
+    begin(log, 0)
+    other = CommitLog(FakePlatform(platform.disk, "b"), LOG)
+    struck: list[int] = []
+
+    def meanwhile(op, path, n):
+        if op == "link" and not struck:
+            struck.append(n)
+            other.publish(1, 10, "", "")
+        return None
+
+    platform.faults = meanwhile
+    assert (begin(log).step, log.restore_point().step) == (10, 10)
+
+
+def test_a_directory_without_exclusive_link_is_unfit():
+    """Start-up refuses a directory whose link is refused, or is no exclusive create; another error is only UNKNOWN."""
+    for code, error in ((errno.EPERM, CommitsUnfit), (errno.ENOTSUP, CommitsUnfit), (errno.ENOSPC, CommitUnknown)):
+        platform = FakePlatform(FakeDisk(), "a", faults=lambda op, path, n, code=code: fail(code) if op == "link" else None)
+        with pytest.raises(error):
+            make_run(platform)
+        assert platform.listdir(LOG) == []
+
+
+def test_a_directory_whose_link_lies_is_unfit():
+    """A second link to one name that is not refused makes the directory unfit."""
+    class Lies(FakePlatform):
+        def link(self, source: str, target: str) -> None:
+            if not self.exists(target):
+                super().link(source, target)
+
+    with pytest.raises(CommitsUnfit, match="second link"):
+        make_run(Lies(FakeDisk(), "a"))
