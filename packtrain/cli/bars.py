@@ -45,7 +45,7 @@ class Bars:
     def _plain(self, stage: str, done: int, total: int) -> None:
         """A line for each tenth of a stage."""
         tenth = 10 * done // total if total else 0
-        if (stage, tenth) != (self._stage, self._tenth):
+        if (done or total) and (stage, tenth) != (self._stage, self._tenth):
             self._stage, self._tenth = stage, tenth
             of = f" of {count_text(total)}" if total else ""
             print(f"{stage}: {count_text(done)}{of}", file=self._out, flush=True)

@@ -23,7 +23,7 @@ def end(command: Callable[[], Any]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         complain("interrupted; the same command goes on from what is done")
         return EXIT_AGAIN
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # the parser, too, leaves when nobody reads its help any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again when it flushes
         return EXIT_DONE
     except Exception as error:

@@ -53,7 +53,7 @@ def _configured(overrides: Sequence[str], store: str) -> RunSpec:
     """The recipe over the store, whose vocabulary is read once it is there."""
     built = os.path.isfile(f"{store}/card.json")
     base = spec.resolve("first-light", [], store if built else None)
-    return msgspec.structs.replace(config.override(base, list(overrides)), overrides=tuple(overrides))
+    return msgspec.structs.replace(spec.overridden(base, overrides), overrides=tuple(overrides))
 
 
 def _build_store(platform: Platform, store: str) -> None:

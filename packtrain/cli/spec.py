@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 
 import msgspec
 
 from packtrain.core import config
-from packtrain.core.errors import Contradiction, CorpusMissing, SpecDiffers
+from packtrain.core.errors import Contradiction, CorpusMissing, SpecDiffers, UsageError
 from packtrain.core.platform import LocalPlatform
 from packtrain.data.config import DataConfig, StoreUse
 from packtrain.recipes import catalog
 from packtrain.recipes.spec import RunSpec
 
+NOT_GIVEN = "not given"
+NOT_SETTABLE = ("recipe", "overrides", "chosen")
 DATA = "--data="
 """How the option is recorded among the overrides, so that the same command is recognized."""
 
@@ -25,8 +28,17 @@ def resolve(recipe: str, overrides: Sequence[str], data: str | None) -> RunSpec:
     spec = catalog.resolve(recipe, padded_vocab(folder) if folder else None)
     if folder:
         spec = with_data(spec, folder)
-    spec = config.override(spec, list(overrides))
+    spec = overridden(spec, overrides)
     return msgspec.structs.replace(spec, overrides=(*([DATA + folder] if folder else []), *overrides))
+
+
+def overridden(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
+    """With each `key=value` applied. What tells how a spec was made cannot be set."""
+    for override in overrides:
+        key, _ = _pair(override)
+        if key in NOT_SETTABLE:
+            raise UsageError(f"{key} cannot be set", where=f"--set {override}", fix="choose another recipe")
+    return config.override(spec, list(overrides))
 
 
 def padded_vocab(folder: str) -> int:
@@ -81,14 +93,31 @@ def compare(recorded: RunSpec, wanted: RunSpec, name: str, path: str) -> None:
     old, new = _asked(recorded), _asked(wanted)
     if old == new:
         return
-    lines = (f"\n    {line}" for line in config.difference(old, new))
+    lines = [
+        f"\n    {key}: {old.get(key, NOT_GIVEN)} -> {new.get(key, NOT_GIVEN)}"
+        for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)
+    ]
     raise SpecDiffers(
-        f"run {name!r} was made by another command (recorded -> asked for now):{''.join(lines)}",
-        where=path, fix=f"give the recorded options to resume it, or add --new to start {name}-2",
+        f"run {name!r} was made by another command (recorded -> asked for now):{''.join(lines)}", where=path,
+        fix=f"add --new to start another run, or resume this one: {command(recorded, name)}",
     )
 
 
 def _asked(spec: RunSpec) -> dict[str, str]:
     """What a person typed: the recipe, and the last value given to each key."""
-    pairs = [("--data", o[len(DATA):]) if o.startswith(DATA) else tuple(o.split("=", 1)) for o in spec.overrides]
-    return {"recipe": spec.recipe, **{pair[0]: pair[-1] for pair in pairs}}
+    return {"recipe": spec.recipe, **dict(_pair(override) for override in spec.overrides)}
+
+
+def _pair(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return key, value
+
+
+def command(spec: RunSpec, name: str) -> str:
+    """The command that made a run, as a person would type it again."""
+    options = [part for override in spec.overrides for part in _option(override)]
+    return shlex.join(["packtrain", "train", spec.recipe, "--run", name, *options])
+
+
+def _option(override: str) -> tuple[str, str]:
+    return ("--data", override[len(DATA):]) if override.startswith(DATA) else ("--set", override)

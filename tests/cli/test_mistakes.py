@@ -1,0 +1,203 @@
+"""What a person can get wrong: one message each (what, where, what next), the documented exit code, no traceback."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from packtrain.cli import launch, spec
+from packtrain.cli.ending import end
+from packtrain.core.platform import LocalPlatform
+from tests.cli.home import call, environment, packtrain, said, script, sets
+
+MISTAKES = {
+    "unknown verb": (["trian"], 2, "Did you mean"),
+    "unknown option": (["train", "first-light", "--sets", "x"], 2, "--set"),
+    "no recipe": (["train"], 2, "RECIPE"),
+    "unknown recipe": (["train", "first-lite"], 78, "did you mean first-light"),
+    "no size": (["train", "rung"], 78, "rung:SIZE"),
+    "size out of range": (["train", "rung:1t"], 78, "10m"),
+    "unknown key": (["train", "first-light", "--set", "model.layer=2"], 78, "layers"),
+    "bad value": (["train", "first-light", "--set", "model.layers=many"], 78, "model.layers"),
+    "no value": (["train", "first-light", "--set", "model.layers"], 2, "--set model.layers=12"),
+    "contradiction": (["train", "first-light", "--set", "model.kv_heads=3"], 78, "model.kv_heads"),
+    "recipe by --set": (["train", "first-light", "--set", "recipe=x"], 2, "recipe"),
+    "mesh axis": (["train", "first-light", "--set", "train.mesh.expret=2"], 78, "expert"),
+    "no data": (["train", "first-light"], 78, "packtrain data build"),
+    "data not there": (["train", "first-light", "--data", "nowhere"], 78, "packtrain data build"),
+    "bad name": (["train", "first-light", "--run", "../x"], 2, "--run"),
+    "corpus missing": (["data", "build", "nowhere", "--out", "x"], 78, "nowhere"),
+    "corpus empty": (["data", "build", "empty", "--out", "x"], 78, "empty"),
+    "tokenizer missing": (["data", "build", "text", "--out", "x", "--tokenizer", "no.json"], 78, "no.json"),
+    "no store": (["data", "show", "nowhere"], 78, "packtrain data build"),
+    "no run to report": (["report", "nowhere"], 78, "packtrain first-light"),
+    "no run to sample": (["sample", "nowhere", "--prompt", "x"], 78, "packtrain first-light"),
+    "no prompt": (["sample", "nowhere"], 2, "--prompt"),
+    "negative temperature": (["sample", "nowhere", "--prompt", "x", "--temperature", "-1"], 2, "temperature"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_message(mistake: str, home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message says what, where and what next; the exit code is the documented one; nothing is left behind."""
+    arguments, expected, hint = MISTAKES[mistake]
+    (home / "empty").mkdir()
+    (home / "text").mkdir()
+    for n in range(9):
+        (home / "text" / f"{n}.txt").write_text(f"some text of its own {n}\n" * (n + 3))
+    code, out, errors = said(capsys, *arguments)
+    assert code == expected, errors
+    assert hint in errors and "Traceback" not in errors + out
+    if "next:" in errors:
+        assert errors.startswith("[") and errors.count("\n[") == 0
+        assert "where:" in errors
+    assert not (home / "runs").exists()
+
+
+def test_nearest_run_is_named(home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt run is answered with the nearest one there is."""
+    (home / "runs" / "first-light" / "spec").mkdir(parents=True)
+    (home / "runs" / "first-light" / "spec" / "0001.toml").write_text("recipe = 'first-light'\n")
+    code, _, errors = said(capsys, "report", "firstlight")
+    assert code == 78 and "did you mean first-light?" in errors
+
+
+def test_a_bug_keeps_its_traceback_in_a_file(home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Our own fault exits 70 with one message that names a file, and the file has the traceback."""
+
+    def bug() -> None:
+        raise ZeroDivisionError("planted")
+
+    assert end(bug) == 70
+    errors = capsys.readouterr().err
+    path = next(word for word in errors.split() if word.endswith(".txt"))
+    assert "Traceback" not in errors and errors.startswith("[ours.bug] ZeroDivisionError: planted")
+    assert "Traceback" in pathlib.Path(path).read_text()
+
+
+def test_interrupted_is_75(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C in a command that has no run to stop ends in 75 and a sentence."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert end(interrupted) == 75
+    assert capsys.readouterr().err.startswith("interrupted")
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: pathlib.Path) -> None:
+    """Output that nobody reads any more (a pipe into head) ends the command quietly."""
+    code = "import os, sys; from packtrain.__main__ import main; sys.argv = ['packtrain', '--help']; " \
+        "r, w = os.pipe(); os.dup2(w, 1); os.close(r); os.close(w); main()"
+    done = script(code, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+BASE_ONLY = """
+import sys
+from importlib.machinery import PathFinder
+
+ABSENT = ("jax", "jaxlib", "optax", "tokenizers", "pyarrow", "zstandard")
+
+
+class BaseOnly:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.split(".")[0] in ABSENT else PathFinder.find_spec(name, path, target)
+
+
+sys.meta_path = [BaseOnly if finder is PathFinder else finder for finder in sys.meta_path]
+from packtrain.cli.ending import end
+from packtrain.cli.main import app
+code = end(lambda: app(sys.argv[1:] or {arguments!r}, standalone_mode=False))
+assert not [name for name in sys.modules if name.split(".")[0] in ABSENT]
+sys.exit(code)
+"""
+
+
+def test_base_only_train_prints_the_config(tmp_path: pathlib.Path) -> None:
+    """Without the train extra, `train` prints the resolved config, names the extra and exits 78, importing nothing."""
+    done = script(BASE_ONLY.format(arguments=["train", "rung:10m", "--set", "seed=7"]), tmp_path)
+    assert done.returncode == 78, done.stderr
+    assert 'recipe = "rung:10m"' in done.stdout and "seed = 7" in done.stdout and "[model]" in done.stdout
+    assert done.stderr.startswith("[config.missing_extra]") and "pip install 'packtrain[train]'" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["first-light"], "train"), (["data", "build", ".", "--out", "x"], "data"), (["data", "show", "."], "data"),
+    ],
+)
+def test_base_only_verbs_name_their_extra(tmp_path: pathlib.Path, arguments: list[str], extra: str) -> None:
+    """Every verb that needs more than the base says which extra, with exit code 78."""
+    done = script(BASE_ONLY.format(arguments=arguments), tmp_path)
+    assert done.returncode == 78 and f"packtrain[{extra}]" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["runs"], ["doctor"], ["report", "nowhere"]])
+def test_base_only_is_enough_for_the_rest(tmp_path: pathlib.Path, arguments: list[str]) -> None:
+    """runs, doctor and report work in a base-only environment."""
+    done = script(BASE_ONLY.format(arguments=arguments), tmp_path)
+    assert done.returncode in (0, 78) and "missing_extra" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_spec_that_differs_is_refused(home: pathlib.Path, store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another recipe or other overrides under the name of a run are refused with a diff, --new and the old command."""
+    wanted = spec.resolve("first-light", ["model.layers=2", "seed=3"], store)
+    launch.create(LocalPlatform(), "mine", wanted)
+    code, _, errors = said(capsys, "train", "first-light", "--run", "mine", "--data", store, "--set", "model.layers=4")
+    assert code == 78 and errors.startswith("[config.spec_differs]")
+    assert "model.layers: 2 -> 4" in errors and "seed: 3 -> not given" in errors and "--new" in errors
+    assert f"packtrain train first-light --run mine --data {store} --set model.layers=2 --set seed=3" in errors
+    assert launch.find("mine", False, wanted) is not None
+
+
+def test_a_damaged_spec_is_one_message(home: pathlib.Path, store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recorded spec that was edited into nonsense is refused naming the file and the key."""
+    (home / "runs" / "mine" / "spec").mkdir(parents=True)
+    path = home / "runs" / "mine" / "spec" / "0001.toml"
+    path.write_text("recipe = 'first-light'\n[model]\nlayer = 3\n")
+    code, _, errors = said(capsys, "train", "first-light", "--run", "mine", "--data", store)
+    assert code == 78 and str(path) in errors and "layers" in errors
+
+
+# --- mistakes that only a worker can see ---------------------------------------------------------------
+
+
+def test_a_mesh_that_does_not_fit(home: pathlib.Path, store: str) -> None:
+    """More devices than there are: one message of the worker's, exit 78, one attempt."""
+    code, _, errors = packtrain(
+        home, "train", "first-light", "--data", store, *sets(train__steps="4", train__mesh__tensor="3")
+    )
+    assert code == 78 and errors.startswith("[layout.indivisible]") and "Traceback" not in errors
+    assert len(list((home / "runs" / "first-light" / "logs").iterdir())) == 1
+
+
+def test_a_tokenizer_that_does_not_match(home: pathlib.Path, store: str) -> None:
+    """A model with fewer ids than the store's tokenizer is refused by the worker: one message, exit 78."""
+    code, _, errors = packtrain(
+        home, "train", "first-light", "--data", store, *sets(train__steps="4", model__vocab="128")
+    )
+    assert code == 78 and errors.startswith("[data.tokenizer_mismatch]") and "Traceback" not in errors
+
+
+def test_by_hand_neither_restore_nor_fresh(home: pathlib.Path, store: str) -> None:
+    """A worker started by hand on a new run without --fresh is refused: nothing starts from random by accident."""
+    run = launch.create(LocalPlatform(), "mine", spec.resolve("first-light", [], store))
+    done = subprocess.run(
+        [sys.executable, "-m", "packtrain.train", run.folder], env=environment(home), text=True, capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 78 and done.stderr.startswith("[checkpoint.neither_restore_nor_fresh]")
+    assert "--fresh" in done.stderr
+
+
+def test_runs_without_any(home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty home is not an error."""
+    assert call("runs") == 0
+    assert "no runs in" in capsys.readouterr().out

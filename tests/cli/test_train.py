@@ -1,0 +1,98 @@
+"""The main job at its smallest, as a person runs it: real JAX, real carrier, a model that trains in seconds."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import signal
+
+import pytest
+
+from tests.cli.home import packtrain, said, sets, start
+
+DONE = {"train__steps": "12", "train__eval_every_steps": "6"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, store: str) -> tuple[pathlib.Path, list[str], str]:
+    """A home with one finished run, the command that made it and what it printed."""
+    home = tmp_path_factory.mktemp("home")
+    command = ["train", "first-light", "--data", store, "--run", "small", *sets(**DONE)]
+    code, out, errors = packtrain(home, *command)
+    assert (code, errors) == (0, "")
+    return home, command, out
+
+
+def test_train_says_what_it_does(trained: tuple[pathlib.Path, list[str], str]) -> None:
+    """Without a terminal the command names the run folder and prints plain lines of progress."""
+    home, _, out = trained
+    assert f"new run small in {home}/runs/small" in out
+    assert "step 0/12" in out and "\x1b" not in out
+
+
+def test_a_finished_run_says_so(
+    trained: tuple[pathlib.Path, list[str], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command on a finished run starts nothing and names --new and the report."""
+    home, command, _ = trained
+    monkeypatch.setenv("PACKTRAIN_HOME", str(home))
+    before = sorted((home / "runs" / "small" / "commits").iterdir())
+    code, out, errors = said(capsys, *command)
+    assert (code, errors) == (0, "") and "is finished, at step 12" in out and "--new" in out
+    assert sorted((home / "runs" / "small" / "commits").iterdir()) == before
+
+
+def test_report_and_runs_tell_of_it(
+    trained: tuple[pathlib.Path, list[str], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report has the final figure beside xz, seconds that sum and samples; the table has its line."""
+    home, _, _ = trained
+    monkeypatch.setenv("PACKTRAIN_HOME", str(home))
+    code, out, _ = said(capsys, "report", "small")
+    assert code == 0 and out.startswith("small: done, 12 steps")
+    assert "xz -9e, file by file" in out and "all attempts" in out and "sample at step 12" in out
+    assert "journal: whole" in out and "errors and warnings: none" in out
+    code, out, _ = said(capsys, "runs")
+    assert code == 0 and out.splitlines()[1].split()[:4] == ["small", "first-light", "done", "12"]
+
+
+def test_sample_generates(trained: tuple[pathlib.Path, list[str], str]) -> None:
+    """sample prints the prompt and what follows it, the same for the same seed."""
+    home, _, _ = trained
+    code, out, errors = packtrain(home, "sample", "small", "--prompt", "def ", "--tokens", "5")
+    assert code == 0 and out.startswith("def "), errors
+
+
+def test_ctrl_c_saves_and_stops(home: pathlib.Path, store: str) -> None:
+    """SIGINT in the middle of training ends in 75, with the step saved and published."""
+    command = ["train", "first-light", "--data", store, *sets(train__steps="4000", train__eval_every_steps="1")]
+    with start(home, *command) as process:
+        assert process.stdout is not None
+        wait_for_a_step(home)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 75 and "run.stopped_on_request" in errors and "saved as commit" in errors
+    assert list((home / "runs" / "first-light" / "checkpoints").iterdir())
+
+
+def wait_for_a_step(home: pathlib.Path) -> None:
+    """Until the journal tells of one; the test's own time limit ends this."""
+    from packtrain.core.journal import Tail
+    from packtrain.core.platform import LocalPlatform
+    from packtrain.core.records import EvalDone
+
+    tail = Tail(LocalPlatform(), f"{home}/runs/first-light/journal")
+    while not any(isinstance(entry.record, EvalDone) for entry in tail.poll()):
+        LocalPlatform().sleep(0.05)
+
+
+def test_first_light_from_its_store_to_the_last_line(home: pathlib.Path, store: str) -> None:
+    """first-light over a store that is there: trains, prints figures and samples, names folder and next command."""
+    shutil.copytree(store, home / "stores" / "first-light")
+    code, out, errors = packtrain(home, "first-light", *sets(**DONE))
+    assert (code, errors) == (0, "")
+    assert "held out: bits per byte" in out and "xz -9e, one stream" in out and out.count("sample at step 12") == 3
+    assert f"run folder: {home}/runs/first-light" in out
+    assert 'next: packtrain sample first-light --prompt "def "' in out
+    code, out, errors = packtrain(home, "first-light", *sets(**DONE))
+    assert (code, errors) == (0, "") and "is finished" in out and "run folder:" in out
