@@ -244,8 +244,9 @@ def test_what_is_not_key_value_is_a_usage_error(setting: str) -> None:
         (b"flag = 1", "flag"), (b"flag = 'true'", "flag"), (b"whole = true", "whole"), (b"whole = 1.0", "whole"),
         (b"whole = 9223372036854775808", "whole"), (b"real = inf", "real"), (b"real = '1'", "real"),
         (b"text = 5", "text"), (b"text = 2024-01-01", "text"), (b"choice = true", "choice"),
-        (b"choice = 3.0", "choice"), (b"perhaps = 'x'", "perhaps"), (b"either = 1.5", "either"), (b"texts = 'a'", "texts"),
-        (b"texts = ['a', 1]", "texts.1"), (b"grid = [[1], [2, 'x']]", "grid.1.1"), (b"sizes = []", "sizes"),
+        (b"choice = 3.0", "choice"), (b"perhaps = 'x'", "perhaps"), (b"either = 1.5", "either"),
+        (b"texts = 'a'", "texts"), (b"texts = ['a', 1]", "texts.1"),
+        (b"grid = [[1], [2, 'x']]", "grid.1.1"), (b"sizes = []", "sizes"),
         (b"sizes = {a = 'b'}", "sizes.a"), (b"sizes = {'a b' = 'c'}", 'sizes."a b"'), (b"leaf = {n = 1}", "leaf.name"),
         (b"leaf_perhaps = {}", "leaf_perhaps.name"), (b"leaves = {}", "leaves"), (b"leaves = [1]", "leaves.0"),
         (b"[named.a]\nname = 1", "named.a.name"), (b"leaf = {name = 'x', nam = 1}", "leaf.nam"),
@@ -256,6 +257,7 @@ def test_every_shape_of_value_is_checked_and_its_key_is_named(text: bytes, key: 
     with pytest.raises((BadValue, UnknownKey)) as caught:
         decode(text, Tree, "a.toml")
     assert caught.value.where == f"a.toml: {key}"
+    assert any(ours in caught.value.what for ours in (f"{key} is", f"called {key}")), "said by us, not by the decoder"
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"a = [" + b"[" * 5000, b"a = 1\na = 2", b"\x00"])
@@ -361,6 +363,13 @@ def test_difference_is_empty_exactly_between_equals(one: Tree, two: Tree) -> Non
     """No difference is invented and none is missed."""
     assert difference(one, one) == []
     assert (difference(one, two) == []) == (one == two)
+
+
+def test_difference_runs_both_ways() -> None:
+    """What only one side has is absent on the other."""
+    more = override(SPEC, ["train.mesh.fsdp=8"])
+    assert difference(SPEC, more) == ["train.mesh.fsdp: (absent) -> 8"]
+    assert difference(more, SPEC) == ["train.mesh.fsdp: 8 -> (absent)"]
 
 
 def test_true_is_not_one() -> None:
