@@ -35,7 +35,8 @@ def main() -> None:
             taken[name].append(seconds(argv))
     medians = {name: statistics.median(values) for name, values in taken.items()}
     for name, values in taken.items():
-        print(f"{name:18s} median {medians[name]:.3f} s   min {min(values):.3f}   max {max(values):.3f}   ({RUNS} runs)")
+        print(f"{name:18s} median {medians[name]:.3f} s   min {min(values):.3f}   max {max(values):.3f}")
+    print(f"{RUNS} runs each")
     tool, nothing = medians.values()
     print(f"ratio {tool / nothing:.1f}; budget for packtrain --help: 0.3 s")
 

@@ -12,7 +12,16 @@ EFFECTS = {
     ("packtrain/data/pool.py", "processes"): "worker processes of a build, all of them ended by it",
     ("packtrain/data/build.py", "deletes"): "its own working folder, never a store",
     ("packtrain/core/contract.py", "clock"): "the client runs in anybody's job and has no Platform there",
+    ("packtrain/checkpoint/purge.py", "deletes"): "the one module that deletes published data, from a plan",
+    ("packtrain/checkpoint/commits.py", "deletes"): "temporary names this call made itself",
+    ("packtrain/checkpoint/saver.py", "deletes"): "memory buffers of this writer, which are no copies",
+    ("packtrain/supervise/sockets.py", "deletes"): "sockets, in a private folder this process made",
+    ("packtrain/train/seat.py", "deletes"): "the same, for a worker run by hand",
+    ("packtrain/cli/launch.py", "deletes"): "the temporary name of a spec this call made itself",
+    ("packtrain/cli/checkup.py", "deletes"): "the log of a probe this call made itself",
 }
 
 # tests that wait for real time, and why nothing else would do
-SLEEPS: dict[str, str] = {}
+SLEEPS = {
+    "tests/supervise/toy_worker.py": "a program that is watched, no test: its steps take time on purpose",
+}

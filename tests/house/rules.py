@@ -150,6 +150,16 @@ def beyond_standard_library(path: str, source: str, but: Collection[str] = ()) -
     ]
 
 
+def beyond_configs(path: str, source: str) -> list[str]:
+    """Imports of a recipe that reach into a room further than its config."""
+    return [
+        f"{path}:{line} imports {module}: a recipe knows configurations only"
+        for module, line in imports(source)
+        if module.startswith("packtrain.") and not module.startswith(("packtrain.core", "packtrain.recipes"))
+        and not module.endswith(".config")
+    ]
+
+
 # --- tests ---------------------------------------------------------------------------------------------
 
 

@@ -39,6 +39,12 @@ def test_packages_run_nothing_at_import() -> None:
     assert not [path for path, text in SOURCES.items() if path.endswith("__init__.py") and text.strip()]
 
 
+def test_recipes_import_config_structs_only() -> None:
+    """Recipes import core, each other, and the config.py of rooms."""
+    recipes = {path: text for path, text in SOURCES.items() if path.startswith("packtrain/recipes/")}
+    assert not [finding for path, text in recipes.items() for finding in rules.beyond_configs(path, text)]
+
+
 def test_seam_can_be_copied() -> None:
     """The client of the seam and the shim need the standard library and each other only."""
     seam = {".errors", ".wire", ".words"}

@@ -33,6 +33,8 @@ CASES = [
     (effect, "import numpy as np\nnp.random.shuffle(x)\n", "import numpy as np\nnp.random.Philox(1)\n"),
     (effect, "import numpy as np\nnp.random.default_rng()\n", "import numpy as np\nnp.random.default_rng(1)\n"),
     (lambda s: rules.beyond_standard_library("a.py", s), "import numpy\n", "import json\n"),
+    (lambda s: rules.beyond_configs("r.py", s), "from packtrain.data.store import Store\n",
+     "from packtrain.data.config import DataConfig\n"),
     (lambda s: rules.untold("test_a.py", s), "def test_a(): pass\n", "def test_a():\n    'It holds.'\n"),
     (lambda s: rules.patched("test_a.py", s), "from unittest.mock import patch\n", "import unittest\n"),
     (lambda s: rules.patched("test_a.py", s), "monkeypatch.setattr(a, 'b', 1)\n", "monkeypatch.setenv('a', 'b')\n"),
