@@ -203,8 +203,8 @@ class FakePlatform(Platform):
         if self.dead:
             return
         self.dead = True
-        for node in [node for node, holder in self.disk.locks.items() if holder is self]:
-            del self.disk.locks[node]
+        for lock in [lock for lock in self.disk.locks.values() if lock.platform is self]:
+            lock.drop()
         for sock in self.sockets:
             sock.close()
         for child in self.children:
@@ -224,7 +224,7 @@ class FakePlatform(Platform):
     def boot_ns(self) -> int:
         def now() -> int:
             self.disk.clock.tick()
-            return UPTIME_NS + self.disk.clock.now_ns
+            return UPTIME_NS + self.disk.clock.now_ns - self.disk.booted_ns
 
         return self._glance("boot_ns", now)
 
@@ -337,9 +337,9 @@ class FakePlatform(Platform):
             node = disk.find_file(path) if self._look(path) is not None else disk.create(path)
             if node in disk.locks:
                 return None
-            disk.locks[node] = self
             disk.overwrite(node, note.encode())
-            return _FakeLock(self, node)
+            lock = disk.locks[node] = _FakeLock(self, node)
+            return lock
 
         return self.step("lock", path, take)
 
@@ -452,11 +452,11 @@ class _FakeFile(File):
 
 class _FakeLock(Lock):
     def __init__(self, platform: FakePlatform, node: FileNode) -> None:
-        self._platform, self._node = platform, node
+        self.platform, self._node = platform, node
+
+    def drop(self) -> None:
+        if self.platform.disk.locks.get(self._node) is self:
+            del self.platform.disk.locks[self._node]
 
     def release(self) -> None:
-        def drop() -> Any:
-            if self._platform.disk.locks.get(self._node) is self._platform:
-                del self._platform.disk.locks[self._node]
-
-        self._platform.step("release", "", drop)
+        self.platform.step("release", "", self.drop)

@@ -161,8 +161,10 @@ class FakeDisk:
         self.trace: list[tuple[str, str, str]] = []
         """(process, operation, path) of everything done, in order."""
         self.boots: dict[str, int] = {}
+        self.booted_ns = 0
+        """When the nodes around it were switched on."""
         self.processes = 0
-        self.locks: dict[FileNode, object] = {}
+        self.locks: dict[FileNode, Any] = {}
         self.used_bytes = 0
         self._pending: list[list[Change]] = []
         self._later: list[tuple[int, Callable[[], object]]] = []
@@ -374,6 +376,7 @@ class FakeDisk:
             if choices.pick(2):
                 _apply(changes)
         disk = FakeDisk(self.seed, self.capacity_bytes, self.clock)
+        disk.booted_ns = self.clock.now_ns
         disk.boots = {name: boots + 1 for name, boots in self.boots.items()}
         disk.processes, disk.trace, disk.operations = self.processes, self.trace, self.operations
         disk.root = _revive_dir(self.root, choices, {}, self.clock.now_ns)

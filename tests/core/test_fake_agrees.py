@@ -98,7 +98,8 @@ def tree(hands: Hands, path: str = "") -> dict[str, Any]:
 @example([("write_new", "a", b"x"), ("link", "a", "b"), ("replace", "a", "b"), ("unlink", "a"), ("link", "b", "b")])
 @example([("create", "a"), ("unlink", "a"), ("append", 0, b"x"), ("close", 0), ("append", 0, b"x"), ("link", "d", "b")])
 @example([("mkdir", "d"), ("link", "d", "b"), ("write_new", "a", b"x"), ("replace", "a", "d"), ("replace", "d", "a")])
-@example([("lock", "holder", "me"), ("lock", "holder", "x"), ("release", 0), ("lock", "holder", ""), ("lock", ".", "x")])
+@example([("lock", "holder", "a"), ("lock", "holder", "x"), ("release", 0), ("lock", "holder", ""), ("lock", ".", "x")])
+@example([("lock", "holder", "a"), ("release", 0), ("lock", "holder", "b"), ("release", 0), ("lock", "holder", "c")])
 def test_same_operations_same_results(ops: list[tuple[Any, ...]]) -> None:
     """Any sequence of file operations gives the same results, errors and tree on both platforms."""
     with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as root:

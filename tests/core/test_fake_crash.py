@@ -166,15 +166,17 @@ def test_death_without_a_power_cut_loses_nothing() -> None:
 
 
 def test_a_reboot_is_a_new_boot_with_other_chance() -> None:
-    """After a power cut the node has a new boot id, a later clock, no locks, and draws other tokens."""
+    """After a power cut the node has a new boot id, an uptime that began again, no locks, and draws other tokens."""
     first = FakePlatform(FakeDisk(), "a")
     lock = first.lock("/tmp/holder", "a")
-    boot, token, wall = first.boot_id(), first.token(), first.wall_s()
+    first.sleep(1000)
+    boot, token, wall, uptime = first.boot_id(), first.token(), first.wall_s(), first.boot_ns()
     first.disk.sync_all()
     again = first.crash()
     assert lock is not None and again.lock("/tmp/holder", "a") is not None
     assert (again.boot_id(), again.token()) != (boot, token)
     assert again.boot_id() != boot and again.token() != token and again.wall_s() > wall
+    assert again.boot_ns() < uptime
     assert FakePlatform(again.disk, "a").boot_id() == again.boot_id() != FakePlatform(again.disk, "b").boot_id()
 
 

@@ -226,6 +226,21 @@ def test_a_full_disk_loses_only_what_memory_cannot_hold_and_says_so() -> None:
     assert 2 <= len(platform.listdir(FOLDER)) <= 4, "retries do not litter"
 
 
+def test_a_full_disk_is_not_asked_at_every_step() -> None:
+    """While the disk is away a writer tries again once a second, not at each record, and notices when it is back."""
+    disk = world(capacity_bytes=300)
+    platform = FakePlatform(disk)
+    journal = Journal(platform, FOLDER)
+    for n in range(100):
+        journal.write(note(n))
+        platform.sleep(0.1)
+    assert sum(op == "write" for _, op, _ in disk.trace) < 15
+    disk.capacity_bytes = 1 << 30
+    platform.sleep(1)
+    assert journal.write(note(100)) and journal.lost == 0
+    assert steps(reading(disk).entries) == list(range(101))
+
+
 def test_a_journal_that_never_finds_a_disk() -> None:
     """A folder that cannot be made stops nothing: the writer holds, counts, and shows the trouble."""
     platform = FakePlatform(world(), faults=lambda op, path, n: fail(30) if op == "mkdir" else None)
@@ -356,6 +371,24 @@ def test_a_tail_waits_for_the_end_of_a_line() -> None:
         assert tail.poll() == []
         file.write(whole[cut:])
         assert steps(tail.poll()) == [1] and not tail.damage
+
+
+def test_a_tail_reports_a_torn_segment_once_it_is_left() -> None:
+    """What a failed write tore is reported when the next segment shows that nobody will finish it."""
+    disk = world()
+    tears = [True]
+    platform = FakePlatform(disk, faults=lambda op, path, n: tear() if op == "write" and n > 20 and tears[0] else None)
+    journal, tail = Journal(platform, FOLDER), Tail(FakePlatform(disk, "reader"), FOLDER)
+    n = 0
+    while not journal.trouble:
+        journal.write(note(n))
+        n += 1
+    told = tail.poll()
+    assert not tail.damage
+    tears[0] = False
+    assert journal.write(note(n), durable=True)
+    told += tail.poll()
+    assert steps(told) == list(range(n + 1)) and [damage.reason for damage in tail.damage] == [TORN_TAIL]
 
 
 def test_a_segment_that_comes_late_is_told_late() -> None:

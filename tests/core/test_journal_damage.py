@@ -119,6 +119,7 @@ def test_any_flipped_byte() -> None:
             found = check(damaged, [i for i in range(5) if i not in hit])
             # A record's first byte turned into a newline is an empty line; what follows it is the damage.
             assert any(d.offset - 1 <= at <= d.offset + d.length for d in found.damage), (at, value)
+            assert {damage.reason for damage in found.damage} == {DAMAGED} or at == len(data) - 1
 
 
 FRAGMENTS = [b"", b"\n", bytes(40), b'{ "seq":', b',"crc":"00000000"}', b'{ "seq":9\n', FORGED[:50]]
@@ -185,6 +186,34 @@ def test_lines_cut_out_are_reported() -> None:
     found = read({name: b"".join([*lines[1:], lines[2]])})
     assert len(found.entries) == 5
     assert [(damage.reason, damage.detail) for damage in found.damage] == [(REPEATED, "record 2")]
+
+
+def test_a_late_line_is_told_once() -> None:
+    """A record that comes out of order is told; when it comes again it is not."""
+    name, data, _ = one_file()
+    heading, one, two, *rest = data.splitlines(keepends=True)
+    found = read({name: b"".join([heading, one, *rest, two, two])})
+    assert sorted(entry.sequence for entry in found.entries) == [1, 2, 3, 4, 5]
+    assert [damage.reason for damage in found.damage] == [MISSING]
+
+
+def test_a_damaged_last_line_is_no_torn_tail() -> None:
+    """A last line that is complete but does not check was not torn: somebody changed it."""
+    name, data, spans = one_file()
+    at = spans[4][0] + 20
+    found = read({name: data[:at] + b"?" + data[at + 1 : -1]})
+    assert len(found.entries) == 4 and [damage.reason for damage in found.damage] == [DAMAGED]
+
+
+def test_objects_inside_a_record_never_pass_for_lines() -> None:
+    """Even cut free by newlines on both sides an object inside a record is not told: it lacks the blank."""
+    name, data, _ = one_file()
+    inner = LINE.replace(b"{ ", b"{")
+    inner += b',"crc":"%08x"}' % google_crc32c.value(inner)
+    for line in (b'{ "seq":6,"x":' + inner + b"}\n", b'{ "seq":6,"x":\n' + inner + b"\n}\n"):
+        found = read({name: data + line})
+        assert len(found.entries) == 5
+        assert sum(damage.length for damage in found.damage) == len(line.replace(b"\n", b""))
 
 
 def test_a_damaged_newline_costs_nothing_but_itself() -> None:
