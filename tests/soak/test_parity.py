@@ -13,7 +13,9 @@ pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch", reason="torch is not installed; make soak-ci installs it")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed; make soak-ci installs it")
 
-SIZES = dict(vocab=256, layers=3, embed=64, heads=4, kv_heads=2, head=16, mlp=96, rope_theta=10_000.0)
+SIZES = {
+    "vocab": 256, "layers": 3, "embed": 64, "heads": 4, "kv_heads": 2, "head": 16, "mlp": 96, "rope_theta": 10_000.0,
+}
 LENGTH = 48
 TOLERANCE = 1e-4
 
