@@ -1,11 +1,11 @@
-"""The training loop as one story: probe, then for each batch dispatch, read what is ORDER_LAG calls old, obey, save, evaluate.
+"""The training loop as one story: dispatch a batch, read what is ORDER_LAG calls old, obey, evaluate, save.
 
-Every branch is taken from values that are the same on all ranks (outputs of the jitted step, the step number, orders that
-all have heard), so all ranks make the same calls in the same order and no rank waits for one that went another way.
+Every branch is taken from values that are the same on all ranks (outputs of the jitted step, the step number, orders
+that all have heard), so all ranks make the same calls in the same order and none waits for one that went another way.
 
-A bad verdict leaves the state as it was before its batch, and the calls dispatched behind it are no-ops; so the loop goes
-back to that batch, runs it again, and dispatches the later ones anew. What only one rank can know (its clock, a signal,
-its agent's order) travels as a row of orders and is obeyed by all at once; see orders.py.
+A bad verdict leaves the state as it was before its batch, and the calls dispatched behind it are no-ops; so the loop
+goes back to that batch, runs it again, and dispatches the later ones anew. What only one rank can know (its clock, a
+signal, its agent's order) travels as a row of orders and is obeyed by all at once; see orders.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from packtrain.core.contract import ORDER_LAG, Beats, Order, Word
@@ -127,7 +128,7 @@ class Loop:
             with self.parts.beats.during("compile"):
                 self.digest_repeats = self._probe() == self._probe()
         self._report_start()
-        self._since_ns = self._step_end_ns = self.parts.platform.boot_ns()
+        self._since_ns = self._step_end_ns = self.parts.saves.began_ns = self.parts.platform.boot_ns()
         self._listen()
 
     def _complete(self) -> bool:
@@ -191,7 +192,7 @@ class Loop:
     def _fetch(self, flight: Flight) -> Out:
         """Wait for a call; its orders count whether it ran or not."""
         out: Out = jax.device_get(flight.out)
-        self.parts.orders.hear(flight.call, out.orders_R4)
+        self.parts.orders.hear(flight.call, np.asarray(out.orders_R4))
         return out
 
     def _read(self, flight: Flight) -> None:
@@ -214,7 +215,7 @@ class Loop:
             self.index = flight.index
             again = self._dispatch(Command.RERUN, "rerun")
             out = self._fetch(again)
-        used = out.verdict == Verdict.OK
+        used = int(out.verdict) == Verdict.OK
         self._report_verdict(bad, out, used)
         if used:
             self._count(again, out)
@@ -320,7 +321,7 @@ class Loop:
             self.parts.saves.begin(self.state, self._standing())
 
     def _save_last(self, deadline_s: float) -> int:
-        """The commit that holds this step; waits for it. 0: no batch was consumed yet. Raises SaveFailed at the deadline."""
+        """Waits for the commit that holds this step. 0: no batch was consumed yet. Raises SaveFailed at the deadline."""
         with self._aside("save"):
             return self.parts.saves.finish(self.state, self._standing(), deadline_s)
 
@@ -328,7 +329,7 @@ class Loop:
         return Standing(self.index, self._trained(), self.windows)
 
     def _evaluate(self, final: bool = False) -> None:
-        """Held-out loss and samples. In the loop: some rows and one sample; at the end: everything, and orders are heard."""
+        """Held-out loss and samples. In the loop some rows and one sample; at the end all."""
         parts, train = self.parts, self.parts.spec.train
         between: Callable[[], None] = self._hear_stop if final else (lambda: None)
         rows_max, prompts = (0, train.sample_prompts) if final else (train.eval_rows_max, train.sample_prompts[:1])
@@ -388,7 +389,7 @@ def _divides(every: int, step: int) -> bool:
 
 
 def rerun_outcome(digest_repeats: bool, bad: Out, again: Out) -> Literal["clean", "same", "different", "unknown"]:
-    """What a rerun says: `same`, it is the batch; `clean` (its result is used) and `different`, the hardware is suspect.
+    """What a rerun says. `same`: it is the batch. `clean` (its result is used), `different`: the hardware is suspect.
 
     `unknown`: this executable does not give one digest twice for one batch, so nothing follows from two.
     """

@@ -9,7 +9,7 @@ comes from outputs that are the same everywhere.
 Three sources merge into one id space by bands, so that their ids cannot collide and the more urgent band wins:
 
     band 0  OWN    rank 0's own clock decided: SAVE when checkpoint.every_s has passed, FINISH at train.minutes_max
-    band 1  AGENT  the control file; the agent's ids count up from 1 within an attempt, and it clears the file before one
+    band 1  AGENT  the control file; the agent clears it before an attempt and counts its ids up from 1
     band 2  TERM   SIGTERM at this rank; always STOP
 
 `row id = band * 2**28 + id within the band`. What has been obeyed is remembered per band: an order of a lower band that
@@ -74,7 +74,7 @@ class Orders:
 
     def hear(self, call: int, rows_R4: np.ndarray) -> None:
         """Remember the rows that came out of `call`; most calls carry none."""
-        orders = [Order(*(int(x) for x in row)) for row in rows_R4 if row[0] > 0]
+        orders = _orders(rows_R4)
         if orders:
             self._heard.append((call, orders))
 
@@ -89,7 +89,7 @@ class Orders:
     def heard_now(self, rows_R4: np.ndarray) -> Order | None:
         """The order to obey from rows that every rank reads before it does anything else (a pulse)."""
         self._heard.clear()
-        return self._obey([Order(*(int(x) for x in row)) for row in rows_R4 if row[0] > 0])
+        return self._obey(_orders(rows_R4))
 
     def _obey(self, orders: list[Order]) -> Order | None:
         fresh = [o for o in orders if o.id % BAND > self._obeyed[o.id // BAND]]
@@ -100,7 +100,11 @@ class Orders:
         self._obeyed[band] = within
         if band == OWN:
             self._own = None
-        return Order(within, Word(order.word), order.a, order.b)
+        return order._replace(id=within)
+
+
+def _orders(rows_R4: np.ndarray) -> list[Order]:
+    return [Order(int(id), Word(word), int(a), int(b)) for id, word, a, b in rows_R4 if id > 0]
 
 
 class Wire:
@@ -116,5 +120,5 @@ class Wire:
         return self._silence if row == SILENCE else place_orders(row, self._mesh)
 
     def pulse(self, row: Row) -> np.ndarray:
-        """All ranks' rows, exchanged and read at once: for when no step is dispatched (start, pause, long evaluations)."""
+        """All ranks' rows, exchanged and read at once: for when no step is dispatched (start, pause, evaluation)."""
         return np.asarray(self._gather(self.place(row)))

@@ -70,18 +70,17 @@ class Sampler:
         self._program = make_program(spec, mesh)
 
     def records(self, params: Tree, prompts: Sequence[str], step: int, final: bool) -> list[SampleDone]:
-        train, seed = self._spec.train, self._spec.seed
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), zlib.crc32(b"sample")), step)
-        return [
-            SampleDone(
-                step=step, prompt=prompt, final=final,
-                text=self.text(params, prompt, train.sample_tokens, train.sample_temperature, jax.random.fold_in(key, n)),
-            )
+        """One for each prompt; the randomness comes from (seed, "sample", step)."""
+        train = self._spec.train
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self._spec.seed), zlib.crc32(b"sample")), step)
+        texts = [
+            self.text(params, prompt, train.sample_tokens, train.sample_temperature, jax.random.fold_in(key, n))
             for n, prompt in enumerate(prompts)
         ]
+        return [SampleDone(step=step, prompt=p, text=t, final=final) for p, t in zip(prompts, texts)]
 
     def text(self, params: Tree, prompt: str, tokens: int, temperature: float, key: jax.Array) -> str:
-        """What follows `prompt`: at most `tokens` tokens, fewer where the document ends or a training row would be full."""
+        """What follows `prompt`: at most `tokens`, fewer where the document ends or a training row would be full."""
         ids = self._tokenizer.encode(prompt) or [self._tokenizer.end_of_document]
         room = self._spec.data.length - len(ids)
         if room < 1:
@@ -103,7 +102,8 @@ class Sampler:
 
 
 def generate(
-    run_folder: str, prompt: str, tokens: int = 96, temperature: float = 0.8, seed: int = 0, platform: Platform | None = None
+    run_folder: str, prompt: str, tokens: int = 96, temperature: float = 0.8, seed: int = 0,
+    platform: Platform | None = None,
 ) -> str:
     """What the run's last published checkpoint writes after `prompt`, on one device. Raises RunMissing, BadValue."""
     platform = platform or LocalPlatform()
@@ -111,7 +111,9 @@ def generate(
     log = CommitLog(platform, os.path.join(run_folder, "commits"))
     commit = log.restore_point()
     if commit is None:
-        raise RunMissing("this run has published no checkpoint yet", where=run_folder, fix="let it train until its first save")
+        raise RunMissing(
+            "this run has published no checkpoint yet", where=run_folder, fix="let it train until its first save"
+        )
     mesh = make_mesh({}, jax.devices()[:1])
     params = restore_params(open_checkpoint(platform, run_folder, commit), spec, mesh)
     sampler = Sampler(spec, mesh, load_tokenizer(spec.data.stores[0].path))

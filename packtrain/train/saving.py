@@ -1,7 +1,7 @@
 """Between the state on devices and the bytes of a checkpoint.
 
-Out: each process hands over the pieces its own devices hold, one copy of each (replica 0), so no tensor is ever gathered.
-In: each process reads exactly the boxes its own devices need, verified, whatever mesh they were written under.
+Out: each process hands over the pieces its own devices hold, one copy of each (replica 0); no tensor is ever gathered.
+In:  each process reads exactly the boxes its own devices need, verified, whatever mesh they were written under.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from packtrain.train.model import Tree
 from packtrain.train.sections import Sections
 from packtrain.train.state import LeafSpec, State, flatten, shardings, state_specs, unflatten
 
-
 RETRY_S = 1.0
 """Between two tries of a last save."""
+SKIPPED = "checkpoint.skipped"
+"""`SaveDone.error` of a save that could not even be offered."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class Standing:
 class Offering(Protocol):
     """What `Saves` needs of `checkpoint.saver.Saver`."""
 
-    def save(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any], last: bool = False) -> int | None: ...
+    skip_reason: str
+
+    def save(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> int | None: ...
     def poll(self) -> list[SaveResult]: ...
     def wait_all(self, deadline_s: float) -> list[SaveResult]: ...
 
@@ -64,10 +67,9 @@ def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
     return tuple((s.start or 0, n if s.stop is None else s.stop) for s, n in zip(index, shape, strict=True))
 
 
-def local_tensors(state: State, spec: Sections) -> list[LocalTensor]:
-    """Every piece this process is to write. On CPU the arrays are views of device memory: copy them before the next step."""
+def local_tensors(state: State, specs: Mapping[str, LeafSpec]) -> list[LocalTensor]:
+    """Every piece this process is to write. On CPU the arrays are views of device memory: copy before the next step."""
     pieces = []
-    specs = state_specs(spec.model, spec.optim)
     for name, leaf in flatten(state).items():
         shape, dtype, dims = specs[name]
         tensor = TensorSpec(name, dtype, shape, dims)
@@ -126,6 +128,12 @@ def _placed(checkpoint: Checkpoint, name: str, place: NamedSharding) -> jax.Arra
     return jax.make_array_from_callback(shape, place, fetch)
 
 
+def warning(error: Mapping[str, str]) -> ErrorSeen:
+    """An error the run survives, from the four texts of `PacktrainError.as_dict`."""
+    what, where, fix = error.get("what", ""), error.get("where", ""), error.get("fix", "")
+    return ErrorSeen(severity="warning", name=error["name"], what=what, where=where, fix=fix)
+
+
 class Saves:
     """The saves of one rank in one attempt: what is offered, what came of it, and what to say about it.
 
@@ -139,18 +147,20 @@ class Saves:
         self.published = published
         self.began_ns = platform.boot_ns()
         """When the last save began, or the attempt."""
-        self._saver, self._spec, self._platform, self._journal = saver, spec, platform, journal
+        self._saver, self._platform, self._journal = saver, platform, journal
+        self._specs = state_specs(spec.model, spec.optim)
         self._facts, self._speaks = dict(facts), speaks
         self._failure: dict[str, str] = {}
 
-    def begin(self, state: State, standing: Standing, last: bool = False) -> None:
+    def begin(self, state: State, standing: Standing) -> None:
         """Copy the state out and offer it; returns when the copy is complete, so the state may be donated again."""
         self.began_ns = self._platform.boot_ns()
         if self.published[0] == standing.index:
             return
         guard = {name: float(value) for name, value in jax.device_get(state.guard)._asdict().items()}
         meta = self._facts | standing.meta() | {"guard": guard}
-        self._saver.save(standing.index, local_tensors(state, self._spec), meta, last)
+        if self._saver.save(standing.index, local_tensors(state, self._specs), meta) is None:
+            self._skipped(standing.index)
 
     def poll(self) -> None:
         """Say how saves ended. Raises CommitStale: a newer attempt began, so this one stops at once."""
@@ -163,7 +173,7 @@ class Saves:
         """
         end_ns = self._platform.boot_ns() + round(deadline_s * NS)
         while standing.index and self.published[0] != standing.index:
-            self.begin(state, standing, last=True)
+            self.begin(state, standing)
             self._note(self._saver.wait_all(max(0.0, (end_ns - self._platform.boot_ns()) / NS)))
             if self.published[0] == standing.index:
                 break
@@ -181,12 +191,20 @@ class Saves:
                     write_s=result.write_s, error=error.get("name", ""),
                 ))
             if error.get("name") == CommitStale.name:
-                raise CommitStale("a newer attempt of this run began, so this one stops", where=error["where"], fix="let it run")
+                raise CommitStale(
+                    "a newer attempt of this run began, so this one stops", where=error["where"], fix="let it run"
+                )
             if error:
                 self._failure = error
-                self._journal.write(ErrorSeen(severity="warning", **error))
+                self._journal.write(warning(error))
             else:
                 self.published = max(self.published, (result.step, result.commit))
+
+    def _skipped(self, step: int) -> None:
+        """No free buffer, or the carrier is busy or gone: the next occasion will do."""
+        self._failure = {"what": self._saver.skip_reason}
+        if self._speaks:
+            self._journal.write(SaveDone(step=step, commit=0, bytes=0, stall_s=0.0, write_s=0.0, error=SKIPPED))
 
     def _failed(self, step: int, deadline_s: float) -> SaveFailed:
         at, commit = self.published
@@ -194,5 +212,6 @@ class Saves:
         why = self._failure.get("what", "the carrier gave no answer")
         return SaveFailed(
             f"the last save, of step {step}, found no home within {duration_text(deadline_s)}: {why}; {kept}",
-            where=self._failure.get("where", ""), fix=self._failure.get("fix") or "run the command again: it goes on from there",
+            where=self._failure.get("where", ""),
+            fix=self._failure.get("fix") or "run the command again: it goes on from there",
         )

@@ -1,4 +1,4 @@
-"""The sections of a run's specification that the trainer reads. Each is decoded strictly; other rooms' sections are not its business."""
+"""The sections of a run's specification that the trainer reads, each decoded strictly; others are not its business."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse(data: bytes) -> Sections:
 
 def _seed(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 32:
-        raise BadValue(f"seed is {value!r}, not a whole number below 2**32", where="seed", fix="for example --set seed=0")
+        raise BadValue(f"seed is {value!r}, not a whole number below 2**32", where="seed", fix="use --set seed=0")
     return value
 
 

@@ -1,0 +1,126 @@
+"""Puts one rank together: world, mesh, data, state, and the loop over them. The first file of a worker to load JAX."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import closing
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+import packtrain
+from packtrain.checkpoint.reader import Checkpoint, open_restore
+from packtrain.checkpoint.saver import Saver, choose_buffer_folder
+from packtrain.core.contract import CarrierClient, Control, Place
+from packtrain.core.errors import Contradiction, TokenizerMismatch
+from packtrain.core.platform import Platform
+from packtrain.data.loader import Loader, Prefetcher, open_loader
+from packtrain.train.flops import measure_peak
+from packtrain.train.heldout import HeldOut
+from packtrain.train.loop import Loop, Parts
+from packtrain.train.mesh import make_mesh
+from packtrain.train.orders import Orders, Wire
+from packtrain.train.sample import Sampler
+from packtrain.train.saving import Saves, Standing, local_tensors, restore_state
+from packtrain.train.seat import Desk, writer_name
+from packtrain.train.sections import Sections
+from packtrain.train.state import State, init_state, state_specs
+from packtrain.train.step import make_step
+
+
+def join_world(place: Place) -> None:
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
+    if place.world_size > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            f"{place.master_addr}:{place.master_port}", num_processes=place.world_size, process_id=place.rank,
+            shutdown_timeout_seconds=max(1, round(place.grace_s)),
+        )
+
+
+def leave_world(place: Place) -> None:
+    """Together: rank 0 hosts the coordination service, and who still works when it goes is aborted."""
+    if place.world_size > 1:
+        jax.distributed.shutdown()
+
+
+def train(desk: Desk) -> None:
+    """From nothing or from a checkpoint to the end. Raises what the loop raises, and what is wrong with the input."""
+    orders = Orders(Control(desk.place.control or None))
+    desk.on_sigterm(orders.terminate)
+    spec = desk.spec
+    mesh = make_mesh(spec.train.mesh)
+    loader = open_loader(spec.data, spec.seed, spec.model.vocab, desk.platform)
+    with desk.beats.during("restore"):
+        state, standing, published = _state(desk, mesh, loader)
+    saver, facts = _saver(desk, state), facts_of(spec, loader, desk.platform)
+    with closing(saver), closing(Prefetcher(loader, standing.index, spec.data.prefetch_batches)) as feed:
+        saves = Saves(saver, spec, desk.platform, desk.journal, facts, published, desk.place.rank == 0)
+        parts = Parts(
+            spec=spec, mesh=mesh, platform=desk.platform, journal=desk.journal, beats=desk.beats, orders=orders,
+            wire=Wire(mesh), feed=feed, step=make_step(spec.model, spec.optim, spec.guard, spec.train, mesh),
+            held_out=HeldOut(spec, mesh), sampler=Sampler(spec, mesh, loader.tokenizer), saves=saves,
+            attempt=desk.place.attempt, rank=desk.place.rank, grace_s=desk.place.grace_s,
+            peak_flops_per_s=measure_peak(jax.local_devices(), desk.platform.boot_ns, spec.train.precision),
+        )
+        Loop(parts, state, standing).run()
+
+
+def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tuple[int, int]]:
+    """State, where its lineage stands, and the (step, commit) it came from."""
+    spec, restore = desk.spec, desk.place.restore
+    if restore is None:
+        return init_state(spec.model, spec.optim, spec.seed, mesh), Standing(), (-1, 0)
+    checkpoint = open_restore(desk.platform, desk.place.run, restore.commit, restore.digest)
+    check_lineage(checkpoint, facts_of(spec, loader, desk.platform))
+    state = restore_state(checkpoint, spec, mesh)
+    return state, Standing.of(checkpoint.manifest), (checkpoint.manifest.step, restore.commit)
+
+
+def facts_of(spec: Sections, loader: Loader, platform: Platform) -> dict[str, Any]:
+    """What every checkpoint of an attempt says of where it came from."""
+    return {
+        "plan_hash": loader.plan_hash, "seed": spec.seed, "tokenizer_hash": loader.tokenizer.hash,
+        "code_hash": code_hash(platform),
+    }
+
+
+def check_lineage(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
+    """The data and the seed are those the checkpoint was trained with. Raises TokenizerMismatch, Contradiction."""
+    manifest, where = checkpoint.manifest, checkpoint.folder
+    if manifest.meta.get("tokenizer_hash") != facts["tokenizer_hash"]:
+        raise TokenizerMismatch(
+            "the checkpoint was trained with another tokenizer than the stores were built with", where=where,
+            fix="build the stores with the tokenizer.json of the run, or start another run with --new",
+        )
+    for name, now in (("seed", facts["seed"]), ("plan_hash", facts["plan_hash"])):
+        then = getattr(manifest, name)
+        if then != now:
+            raise Contradiction(
+                f"{name} is {now} now, and the checkpoint was trained with {then}: the batches to come would be others",
+                where=where, fix="go back to the data section and the seed of the run, or start another run with --new",
+            )
+
+
+def _saver(desk: Desk, state: State) -> Saver:
+    place = desk.place
+    specs = state_specs(desk.spec.model, desk.spec.optim)
+    image_bytes = sum(tensor.array.nbytes for tensor in local_tensors(state, specs))
+    return Saver(
+        desk.platform, choose_buffer_folder(desk.platform, place.run, image_bytes), CarrierClient(place.carrier),
+        place.attempt, writer_name(place.rank), desk.spec.checkpoint.deadline_s,
+    )
+
+
+def code_hash(platform: Platform) -> str:
+    """SHA-256 over the package's own source: which code trained this."""
+    root = os.path.dirname(os.path.abspath(packtrain.__file__))
+    total = hashlib.sha256()
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(name for name in names if name.endswith(".py")):
+            path = os.path.join(folder, name)
+            total.update(f"{os.path.relpath(path, root)}\0".encode() + hashlib.sha256(platform.read(path)).digest())
+    return total.hexdigest()
