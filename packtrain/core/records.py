@@ -115,9 +115,9 @@ class GuardVerdict(Record, tag="guard_verdict"):
     step: int
     reason: Literal["non_finite", "spike"]
     rerun: Literal["clean", "same", "different", "unknown"]
-    """How the rerun of the same batch from unchanged state ended. same: the batch is to blame. clean: another digest and a
-    good verdict, whose result was used; different: another digest, bad again; both make the hardware suspect. unknown:
-    this executable does not repeat its digests."""
+    """How the rerun of the same batch from unchanged state ended. same: the batch is to blame. clean: another digest
+    and a good verdict, whose result was used; different: another digest, bad again; both make the hardware suspect.
+    unknown: this executable does not repeat its digests."""
     policy: str
     """What was done: `used` the rerun, or the guard's policy."""
     digest: int

@@ -69,7 +69,8 @@ def sharding(dims: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh) -> Named
             raise LayoutError(
                 f"dim {dim} of size {size} cannot be cut into {pieces} equal pieces (mesh axis {axes})",
                 where="train.mesh",
-                fix=f"choose a size of {dim} that {pieces} divides, or a smaller {' or '.join(axes_of(dim, mesh))} axis",
+                fix=f"choose a size of {dim} that {pieces} divides, or a smaller "
+                f"{' or '.join(axes_of(dim, mesh))} axis",
             )
     return NamedSharding(mesh, PartitionSpec(*(axes_of(dim, mesh) or None for dim in dims)))
 

@@ -41,7 +41,10 @@ class GuardStats(NamedTuple):
 
 
 def judge(loss: jax.Array, norm: jax.Array, stats: GuardStats, updates: jax.Array, guard: GuardConfig) -> jax.Array:
-    """The verdict on a step with this loss and gradient norm, i32 (see Verdict). Any NaN or inf in a gradient is in its norm."""
+    """The verdict on a step with this loss and gradient norm, i32 (see Verdict).
+
+    Any NaN or inf in a gradient is in its norm.
+    """
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     spike = _far_above(loss, stats.loss_mean, stats.loss_variance, guard)
     spike |= _far_above(norm, stats.norm_mean, stats.norm_variance, guard)

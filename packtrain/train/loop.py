@@ -321,7 +321,7 @@ class Loop:
             self.parts.saves.begin(self.state, self._standing())
 
     def _save_last(self, deadline_s: float) -> int:
-        """Waits for the commit that holds this step. 0: no batch was consumed yet. Raises SaveFailed at the deadline."""
+        """Waits for the commit of this step. 0: no batch was consumed yet. Raises SaveFailed at the deadline."""
         with self._aside("save"):
             return self.parts.saves.finish(self.state, self._standing(), deadline_s)
 

@@ -24,7 +24,7 @@ def make_mesh(mesh: dict[str, int], devices: Sequence[jax.Device] | None = None)
     Raises LayoutError when the sizes do not multiply to the number of devices, or name an axis no dim is split over.
     """
     devices = list(jax.devices() if devices is None else devices)
-    sizes = {axis: 1 for axis in MESH_AXES} | (mesh or {"fsdp": len(devices)})
+    sizes = dict.fromkeys(MESH_AXES, 1) | (mesh or {"fsdp": len(devices)})
     _check(sizes, len(devices))
     grid = np.array(devices, dtype=object).reshape([sizes[axis] for axis in MESH_AXES])
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
@@ -34,7 +34,8 @@ def _check(sizes: dict[str, int], devices: int) -> None:
     asked = {axis: size for axis, size in sizes.items() if size > 1}
     if idle := sorted(set(asked) - USED_AXES):
         raise LayoutError(
-            f"mesh axis {idle[0]} = {asked[idle[0]]} would do the same work {asked[idle[0]]} times: no dim is split over it",
+            f"mesh axis {idle[0]} = {asked[idle[0]]} would do the same work {asked[idle[0]]} times: "
+            "no dim is split over it",
             where="train.mesh", fix=f"use {', '.join(axis for axis in MESH_AXES if axis in USED_AXES)}",
         )
     wanted = math.prod(sizes.values())

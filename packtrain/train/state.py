@@ -58,7 +58,8 @@ def _dims(model: ModelConfig, optim: OptimConfig) -> State:
     opt = optax.tree_utils.tree_map_params(
         direction(optim), lambda _, spec: spec.dims, shapes.opt, specs, transform_non_params=lambda _: ()
     )
-    return State(params, opt, (), (), (), (), GuardStats(*[()] * len(GuardStats._fields)))
+    scalar: Any = ()
+    return State(params, opt, scalar, scalar, scalar, scalar, GuardStats(*[scalar] * len(GuardStats._fields)))
 
 
 def shardings(model: ModelConfig, optim: OptimConfig, mesh: Mesh) -> State:
@@ -88,7 +89,8 @@ def unflatten(leaves: dict[str, Any], model: ModelConfig, optim: OptimConfig) ->
 def state_specs(model: ModelConfig, optim: OptimConfig) -> dict[str, LeafSpec]:
     """name -> (logical shape, dtype, dims) of every leaf."""
     shapes, dims = flatten(_shapes(model, optim)), _dims(model, optim)
-    names = jax.tree.structure(_shapes(model, optim)).flatten_up_to(dims)
+    structure: Any = jax.tree.structure(_shapes(model, optim))
+    names = structure.flatten_up_to(dims)
     return {name: (leaf.shape, str(leaf.dtype), of) for (name, leaf), of in zip(shapes.items(), names, strict=True)}
 
 
@@ -98,7 +100,8 @@ def check_leaves(found: dict[str, tuple[int, ...]], model: ModelConfig, optim: O
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise WrongModel(
-                f"{name} is {_shape_text(found.get(name))} here, {_shape_text(wanted.get(name))} in the model configured",
+                f"{name} is {_shape_text(found.get(name))} here, "
+                f"{_shape_text(wanted.get(name))} in the model configured",
                 where=f"tensor {name}",
                 fix="restore with the model section of the run that saved it, or start another run with --new",
             )

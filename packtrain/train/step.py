@@ -39,7 +39,7 @@ class Command(IntEnum):
 
 
 class Out(NamedTuple):
-    """What a step says, whole on every process. `ran` is False for a no-op; verdict is then 0 and the rest idle talk."""
+    """What a step says, whole on every process. `ran` is False for a no-op: verdict is 0 then, the rest idle talk."""
 
     loss: jax.Array
     grad_norm: jax.Array
@@ -73,9 +73,13 @@ def gradient_sums(
 
 
 def split_rows(batch: Batch, microbatches: int) -> Batch:
-    """[B, L] -> [microbatches, B / microbatches, L]. Neighbours go to different parts, so every device deals from its own rows."""
+    """[B, L] -> [microbatches, B / microbatches, L].
+
+    Neighbours go to different parts, so every device deals from its own rows.
+    """
     return {
-        name: x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()
+        name: x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)
+        for name, x in batch.items()
     }
 
 
@@ -84,7 +88,8 @@ def global_norm(grads: Tree) -> jax.Array:
 
 
 def make_step(
-    model: ModelConfig, optim: OptimConfig, guard: GuardConfig, train: TrainConfig, mesh: Mesh, exchange: Exchange | None = None
+    model: ModelConfig, optim: OptimConfig, guard: GuardConfig, train: TrainConfig, mesh: Mesh,
+    exchange: Exchange | None = None,
 ) -> Step:
     """The compiled step: (state, batch, orders_R4, command) -> (state, Out). The state is donated.
 
@@ -109,7 +114,7 @@ def make_step(
             params, opt = updated(params, opt, clipped(grads, norm, optim.clip_norm), specs, rate, optim)
             return params, opt, learn(stats, loss, norm, state.updates)
 
-        # A conditional on donated buffers, not a select over the tree: a select would hold both trees (half the state more).
+        # A conditional on donated buffers, not a select over the tree, which would hold both (half the state more).
         params, opt, stats = jax.lax.cond(applies, apply, lambda kept: kept, (state.params, state.opt, state.guard))
         state = State(
             params, opt,
@@ -122,11 +127,14 @@ def make_step(
         verdict = jnp.where(ran, verdict, Verdict.OK)
         return state, Out(loss, norm, rate, verdict, digest(grads), ran, state.step, sums, weight, orders_R4)
 
-    layout, whole = shardings(model, optim, mesh), axes.replicated(mesh)
+    layout = shardings(model, optim, mesh)
+    whole: Any = axes.replicated(mesh)
     return jax.jit(step, donate_argnums=0, out_shardings=(layout, Out(*[whole] * len(Out._fields))))
 
 
-def make_eval(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Callable[[Tree, Batch], tuple[jax.Array, jax.Array]]:
+def make_eval(
+    model: ModelConfig, train: TrainConfig, mesh: Mesh
+) -> Callable[[Tree, Batch], tuple[jax.Array, jax.Array]]:
     """The compiled evaluation: (params, batch) -> (sum(w * nll), sum(w)), whole on every process."""
 
     def evaluate(params: Tree, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -139,8 +147,8 @@ def make_eval(model: ModelConfig, train: TrainConfig, mesh: Mesh) -> Callable[[T
 def place_batch(batch: Any, mesh: Mesh, microbatches: int) -> dict[str, jax.Array]:
     """The global batch on the mesh: dict of [B, L] arrays, each process filling only what its devices hold.
 
-    Rows are padded with weight 0 (and empty key intervals) to a multiple of devices-on-rows x microbatches. Every process
-    hands in the same global batch. Raises LayoutError when the length does not divide over its axis.
+    Rows are padded with weight 0 (and empty key intervals) to a multiple of devices-on-rows x microbatches. Every
+    process hands in the same global batch. Raises LayoutError when the length does not divide over its axis.
     """
     multiple = axes.devices_on("rows", mesh) * microbatches
     fields = {name: _padded(np.asarray(getattr(batch, name)), multiple) for name in BATCH_FIELDS}
@@ -153,7 +161,8 @@ def _padded(x: np.ndarray, multiple: int) -> np.ndarray:
 
 
 def _placed(x: np.ndarray, mesh: Mesh) -> jax.Array:
-    return jax.make_array_from_callback(x.shape, axes.sharding(("rows", "length"), x.shape, mesh), lambda index: x[index])
+    layout = axes.sharding(("rows", "length"), x.shape, mesh)
+    return jax.make_array_from_callback(x.shape, layout, lambda index: x[index])
 
 
 def place_orders(row: Any, mesh: Mesh) -> jax.Array:
