@@ -154,18 +154,29 @@ class Carrier:
         self._latest: Commit | None = None
         self._hung = 0
         self._retaining = False
+        self._stopping = False
         self._clients: set[_Client] = set()
         self._ended: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
         self._listener = listener
         self._selector = selectors.DefaultSelector()
+        self._waker.setblocking(False)
         for sock in (listener, self._woken):
             sock.setblocking(False)
             self._selector.register(sock, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        while True:
+        """Turn until `stop`; what is half written then is debris, as after any death."""
+        while not self._stopping:
             self.turn()
+        for sock in (self._listener, self._woken, self._waker, *(client.sock for client in self._clients)):
+            sock.close()
+        self._selector.close()
+
+    def stop(self) -> None:
+        """Make `serve` return; from any thread or signal handler."""
+        self._stopping = True
+        self._wake()
 
     def turn(self) -> None:
         """Wait for something to happen, then handle it."""
@@ -173,7 +184,7 @@ class Carrier:
             if key.fileobj is self._listener:
                 self._accept()
             elif key.fileobj is self._woken:
-                self._woken.recv(4096)
+                self._woken.recv(1 << 16)
             elif events & selectors.EVENT_READ:
                 self._read(key.data)
         while not self._ended.empty():
@@ -367,9 +378,13 @@ class Carrier:
         def run() -> None:
             result = work()
             self._ended.put(lambda: then(result))
-            self._waker.send(b"!")
+            self._wake()
 
         threading.Thread(target=run, daemon=True).start()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # full: it is awake; closed: it has ended
+            self._waker.send(b"!")
 
     def _wait_s(self) -> float | None:
         """Until the next deadline; None: until something arrives."""
@@ -437,7 +452,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the foreground, which decides what ends when
     try:
-        open_carrier(LocalPlatform(), args.run, args.socket, args.begin).serve()
+        carrier = open_carrier(LocalPlatform(), args.run, args.socket, args.begin)
+        signal.signal(signal.SIGTERM, lambda signum, frame: carrier.stop())
+        carrier.serve()
     except PacktrainError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code

@@ -39,9 +39,10 @@ class Damage(NamedTuple):
 class _Blocks:
     """Verified blocks of one checkpoint's images, the most recently used ones kept."""
 
-    def __init__(self, platform: Platform, folder: str) -> None:
+    def __init__(self, platform: Platform, folder: str, bytes_max: int = CACHE_BYTES) -> None:
         self._platform = platform
         self._folder = folder
+        self._bytes_max = bytes_max
         self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._bytes = 0
 
@@ -67,7 +68,7 @@ class _Blocks:
     def _keep(self, key: tuple[str, int], block: bytes) -> None:
         self._kept[key] = block
         self._bytes += len(block)
-        while self._bytes > CACHE_BYTES and len(self._kept) > 1:
+        while self._bytes > self._bytes_max and len(self._kept) > 1:
             _, dropped = self._kept.popitem(last=False)
             self._bytes -= len(dropped)
 
@@ -248,22 +249,26 @@ def _read(platform: Platform, path: str, offset: int, size: int) -> bytes:
         raise _damaged(f"cannot be read: {error}", path) from error
 
 
-def _slabs(stored: Box, common: Box, item_bytes: int) -> Iterator[tuple[Box, int]]:
-    """Cut the part of `stored` that holds `common` into contiguous slabs of at most SLAB_BYTES (or one element).
+def _slabs(
+    stored: Box, common: Box, item_bytes: int, slab_bytes: int = SLAB_BYTES
+) -> Iterator[tuple[Box, int]]:
+    """Cut the part of `stored` that holds `common` into contiguous slabs of at most `slab_bytes` (or one element).
 
     Yields (slab, byte offset in the stored box). A slab spans whole rows below its first free dim: one byte range.
     """
     strides = [item_bytes * math.prod(b - a for a, b in stored[d + 1 :]) for d in range(len(stored))]
-    yield from _cut(stored, common, strides, (), 0)
+    yield from _cut(stored, common, [(stride, slab_bytes // stride) for stride in strides], (), 0)
 
 
-def _cut(stored: Box, common: Box, strides: list[int], fixed: Box, at: int) -> Iterator[tuple[Box, int]]:
+def _cut(
+    stored: Box, common: Box, strides: list[tuple[int, int]], fixed: Box, at: int
+) -> Iterator[tuple[Box, int]]:
+    """`strides`: per dim, bytes of one row and how many of them make a slab; `fixed`: rows chosen in the dims before."""
     dim = len(fixed)
     if dim == len(stored):
         yield fixed, at
         return
-    (origin, _), (start, stop), stride = stored[dim], common[dim], strides[dim]
-    rows = SLAB_BYTES // stride
+    (origin, _), (start, stop), (stride, rows) = stored[dim], common[dim], strides[dim]
     for row in range(start, stop, max(rows, 1)):
         here = at + (row - origin) * stride
         if rows:

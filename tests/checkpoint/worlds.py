@@ -130,3 +130,30 @@ def _judge_lineage(commits: list[Commit], note: object) -> None:
         before = [c for c in commits[: commit.number] if c.kind == "save"]
         if commit.kind == "begin":
             assert commit.step == (before[-1].step if before else -1), f"{commit} restores another step: {note}"
+
+
+# --- states worth killing for ------------------------------------------------------------------------
+
+ROWS = 96
+
+
+def big_state(attempt: int, step: int, writers: int, writer: str | None) -> list[fmt.LocalTensor]:
+    """400 KiB cut by rows over `writers`, as `writer` holds it; None: whole. Cheap to make: one seed, then arithmetic."""
+    salt = (attempt * 1009 + step) % 251
+    w = _base() + np.float32(salt)
+    m = (_base()[:, :7] * 0 + salt).astype(np.uint8)
+    pieces = []
+    for array, name, dtype in ((w, "w", "float32"), (m, "m", "uint8")):
+        spec = fmt.TensorSpec(name, dtype, array.shape, ("embed", "mlp"))
+        first, rows = (0, ROWS) if writer is None else (int(writer[1:]) * ROWS // writers, ROWS // writers)
+        box = ((first, first + rows), (0, array.shape[1]))
+        pieces.append(fmt.LocalTensor(spec, box, array[first : first + rows]))
+    stamp = fmt.TensorSpec("stamp", "int64", (2,), ("x",))
+    if writer in (None, WRITER):
+        pieces.append(fmt.LocalTensor(stamp, ((0, 2),), np.array([attempt, step], np.int64)))
+    return pieces
+
+
+@lru_cache(maxsize=1)
+def _base() -> np.ndarray:
+    return np.random.Generator(np.random.PCG64(1)).random((ROWS, 1024), np.float32)

@@ -1,0 +1,171 @@
+"""Processes to kill: a server that has imported everything forks workers and carriers, each in milliseconds, and reaps them.
+
+    python -m tests.checkpoint.children REPORTS_FD      reads one JSON line per child to fork on stdin, or {"kill": ID}
+
+Every child, and the server about its children, writes short lines `ID EVENT...` to the one pipe REPORTS_FD.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from packtrain.checkpoint.carrier import open_carrier
+from packtrain.checkpoint.commits import CommitLog
+from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.checkpoint.saver import Saver
+from packtrain.core.contract import CarrierClient
+from packtrain.core.platform import File, LocalPlatform
+from tests.checkpoint.worlds import big_state, same_bits
+
+Report = Callable[[str], object]
+
+
+class _MortalFile(File):
+    def __init__(self, file: File, mortal: MortalPlatform) -> None:
+        self._file, self._mortal = file, mortal
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Two operations, so that death can come between the halves."""
+        half = len(data) // 2
+        self._mortal.count()
+        self._file.write(data[:half])
+        self._mortal.count()
+        self._file.write(data[half:])
+
+    def fsync(self) -> None:
+        self._mortal.count()
+        self._file.fsync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class MortalPlatform(LocalPlatform):
+    """The real machine, on which this process gets a real SIGKILL right before its k-th change of a file; 0: never."""
+
+    def __init__(self, k: int) -> None:
+        self._left = k
+
+    def count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def mkdir(self, path: str, mode: int = 0o755) -> None:
+        self.count()
+        super().mkdir(path, mode)
+
+    def create(self, path: str, mode: int = 0o644) -> File:
+        self.count()
+        return _MortalFile(super().create(path, mode), self)
+
+    def link(self, source: str, target: str) -> None:
+        self.count()
+        super().link(source, target)
+
+    def unlink(self, path: str) -> None:
+        self.count()
+        super().unlink(path)
+
+    def fsync_dir(self, path: str) -> None:
+        self.count()
+        super().fsync_dir(path)
+
+
+def carrier(spec: dict[str, Any], report: Report) -> None:
+    platform = MortalPlatform(spec["dies_at"])
+    serving = open_carrier(platform, spec["run"], spec["socket"], spec["begin"])
+    report("ready")
+    serving.serve()
+
+
+def worker(spec: dict[str, Any], report: Report) -> None:
+    """Restores what its attempt begins from, then saves every step until it is killed, or a save fails."""
+    platform = LocalPlatform()
+    log = CommitLog(platform, f"{spec['run']}/commits")
+    begin = log.read(spec["begin"])
+    assert begin is not None
+    step = begin.step
+    if step >= 0:
+        point = next(commit for commit in log.follow(begin.number) if commit.kind == "save")
+        checkpoint = open_checkpoint(platform, spec["run"], point)
+        for piece in big_state(point.attempt, point.step, spec["writers"], None):
+            assert same_bits(checkpoint.read(piece.spec.name), piece.array)
+    saver = Saver(platform, spec["buffers"], CarrierClient(spec["socket"], 10.0), begin.attempt, spec["writer"], 30.0)
+    for step in range(step + 1, step + 1 + spec["saves"]):
+        pieces = big_state(begin.attempt, step, spec["writers"], spec["writer"])
+        report(f"fills {step}")
+        saver.save(step, pieces, {"data_index": step})
+        report(f"offered {step}")
+        for result in saver.wait_all(30.0):
+            report(f"failed {result.step} {result.error['name']}" if result.error else f"published {result.commit}")
+            if result.error:
+                return
+
+
+def _fork(spec: dict[str, Any], reports: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        {"worker": worker, "carrier": carrier}[spec["role"]](
+            spec, lambda event: os.write(reports, f"{spec['id']} {event}\n".encode())
+        )
+        status = 0
+    except BaseException as error:
+        os.write(reports, f"{spec['id']} raised {type(error).__name__}: {error}".replace("\n", " ")[:4000].encode() + b"\n")
+    finally:
+        os._exit(status)
+
+
+def _reap(children: dict[int, str], reports: int) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        os.write(reports, f"{children.pop(pid)} exit {os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def main() -> None:
+    reports = int(sys.argv[1])
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    children: dict[int, str] = {}
+    selector = selectors.DefaultSelector()
+    selector.register(woken, selectors.EVENT_READ)
+    selector.register(0, selectors.EVENT_READ)
+    partial = b""
+    while True:
+        ready = {key.fd for key, _ in selector.select()}
+        if woken in ready:
+            os.read(woken, 4096)
+            _reap(children, reports)
+        if 0 in ready:
+            data = os.read(0, 1 << 16)
+            if not data:
+                break
+            *lines, partial = (partial + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if "kill" in message:
+                    for pid in [pid for pid, name in children.items() if name == message["kill"]]:
+                        os.kill(pid, signal.SIGKILL)
+                else:
+                    children[_fork(message, reports)] = message["id"]
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
