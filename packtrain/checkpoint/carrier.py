@@ -54,6 +54,8 @@ HUNG_MAX = 4
 """Threads given up inside a dead file system before no more saves are taken."""
 LINE_BYTES_MAX = 64 << 20
 UNSENT_BYTES_MAX = 1 << 20
+HANG_S = 0.5
+"""After its deadline a save's own thread has this long to say what held it, before the loop gives it up as hung."""
 CONFIRM_S = 30.0
 """A save that passed its gate in time may still wait this long for the log."""
 DEADLINE_S_MAX = 86_400.0
@@ -324,7 +326,7 @@ class Carrier:
             client.send(_failure(ticket, save.step, error))
 
     def _expire(self) -> None:
-        """Fail what is past its deadline. A thread that is past its own has noticed before; one that has not, hangs."""
+        """Fail what is past its deadline. A thread notices its own deadline; one that has not by now hangs."""
         now_ns = self._platform.boot_ns()
         for save in list(self._saves.values()):
             if now_ns < _expiry_ns(save):
@@ -396,8 +398,7 @@ class Carrier:
 
 
 def _expiry_ns(save: _Open) -> int:
-    """When the loop gives it up: a running save's thread is to say itself, at its deadline, what held it."""
-    return save.end_ns + (NS if save.running else 0)
+    return save.end_ns + (int(HANG_S * NS) if save.running else 0)
 
 
 def _whole(save: _Open, begin: Commit) -> Save:

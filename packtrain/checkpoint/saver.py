@@ -14,6 +14,7 @@ import hashlib
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,7 +85,7 @@ class _Buffer:
 
     def renew(self, platform: Platform) -> None:
         """Leave the file to whoever may still read it: its name goes, the next fill makes another."""
-        if platform.exists(self.path):
+        with suppress(OSError):
             platform.unlink(self.path)
         self._generation += 1
         self._map = None
@@ -151,8 +152,9 @@ class Saver:
         try:
             buffer.fill(layout, tensors)
         except OSError as error:
+            failure = _no_buffer(error, buffer.path, layout.bytes_total)
             buffer.renew(self._platform)
-            return self._fail(step, layout.bytes_total, _no_buffer(error, buffer.path, layout.bytes_total))
+            return self._fail(step, layout.bytes_total, failure)
         message = self._message(step, buffer, layout, meta)
         if not self._offer(message, buffer):
             return None
@@ -288,7 +290,8 @@ def _drop_left_behind(platform: Platform, folder: str, writer: str) -> None:
     """Buffers of this writer's earlier attempts: what still reads them can publish nothing any more."""
     for name in platform.listdir(folder):
         if name.startswith(f"{writer}.a"):
-            platform.unlink(f"{folder}/{name}")
+            with suppress(OSError):
+                platform.unlink(f"{folder}/{name}")
 
 
 def _result(

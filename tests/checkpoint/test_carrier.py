@@ -1,0 +1,439 @@
+"""The carrier and the saver together, over their real socket: what is published, what is refused, and what it survives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+import pytest
+
+from packtrain.checkpoint import carrier as carrier_module
+from packtrain.checkpoint.carrier import Carrier, open_carrier
+from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.format import LocalTensor, TensorSpec, whole
+from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.checkpoint.saver import Saver, SaveResult, choose_buffer_folder
+from packtrain.core.contract import CarrierClient
+from packtrain.core.errors import CommitUnknown, SaveFailed
+from packtrain.core.platform import File, LocalPlatform
+from tests.checkpoint.worlds import image_of, judge, make_run, must_load, same_bits, small_state
+
+LONG_S = 60.0
+"""Never waited out: the outcome comes first."""
+
+
+class GatedPlatform(LocalPlatform):
+    """The real machine, where one operation of a save hangs while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = threading.Semaphore(0)
+        self.hangs_in = "create"
+
+    def create(self, path: str, mode: int = 0o644) -> File:
+        self._pass("create", path.endswith(".safetensors"))
+        return super().create(path, mode)
+
+    def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
+        self._pass("read", "/buffers/" in path)
+        return super().read(path, offset, size)
+
+    def fsync_dir(self, path: str) -> None:
+        self._pass("fsync_dir", path.endswith("/checkpoints"))
+        super().fsync_dir(path)
+
+    def _pass(self, op: str, here: bool) -> None:
+        if here and op == self.hangs_in and not self.gate.is_set():
+            self.waiting.release()
+            self.gate.wait()
+
+
+class Rig:
+    """A run with a begun attempt and a carrier that serves it from a thread."""
+
+    def __init__(self, folder: str, writers: tuple[str, ...] = ("r00000",)) -> None:
+        self.folder = folder
+        self.platform = GatedPlatform()
+        self.log = make_run(self.platform, folder)
+        self.begin = self.log.begin(0, writers, "node")
+        self.closing: list[Callable[[], object]] = []
+        self.socket = ""
+        self.carrier: Carrier
+        self.start_carrier("c0")
+
+    def start_carrier(self, name: str) -> None:
+        self.socket = f"{self.folder}/{name}"
+        carrier = self.carrier = open_carrier(self.platform, self.folder, self.socket, self.begin.number)
+        thread = threading.Thread(target=carrier.serve)
+        thread.start()
+
+        def end() -> None:
+            carrier.stop()
+            thread.join()
+
+        self.closing.insert(0, end)
+
+    def client(self) -> CarrierClient:
+        client = CarrierClient(self.socket, LONG_S)
+        self.closing.append(client.close)
+        return client
+
+    def saver(self, writer: str = "r00000", deadline_s: float = LONG_S, attempt: int = 1) -> Saver:
+        return Saver(self.platform, f"{self.folder}/buffers", self.client(), attempt, writer, deadline_s)
+
+    def offer(self, **changes: object) -> dict[str, object]:
+        """A good offer of step 10 by r00000, with changes."""
+        pieces = small_state(1, 10)
+        layout, image = image_of(pieces)
+        path = f"{self.folder}/image{len(os.listdir(self.folder))}"
+        self.platform.write_new(path, image)
+        good = {
+            "id": 1, "attempt": 1, "step": 10, "writer": "r00000", "buffer": path, "bytes": layout.bytes_total,
+            "deadline_s": LONG_S, "tensors": msgspec.to_builtins([piece.spec for piece in pieces]),
+            "boxes": msgspec.to_builtins(layout.boxes),
+        }
+        return good | changes
+
+    def close(self) -> None:
+        self.platform.gate.set()
+        for close in reversed(self.closing):
+            close()
+
+
+@pytest.fixture
+def rig(tmp_path) -> Iterator[Rig]:
+    rig = Rig(str(tmp_path))
+    yield rig
+    rig.close()
+
+
+def one(results: list[SaveResult]) -> SaveResult:
+    (result,) = results
+    return result
+
+
+def test_saves_are_published_and_restore(rig):
+    """What the saver offers is published in order, restores bit for bit, and its outcome carries commit, bytes and times."""
+    saver = rig.saver()
+    for step in (10, 20, 30):
+        ticket = saver.save(step, small_state(1, step), {"data_index": step, "seed": 7, "guard": [0.5]})
+        result = one(saver.wait_all(LONG_S))
+        assert (result.ticket, result.step, result.error) == (ticket, step, None)
+        assert result.bytes > 0 and result.write_s > 0 and result.stall_s > 0
+    judge(rig.platform, rig.folder)
+    point = rig.log.restore_point()
+    manifest = open_checkpoint(rig.platform, rig.folder, point).manifest
+    assert (point.step, manifest.data_index, manifest.seed, manifest.meta) == (30, 30, 7, {"guard": [0.5]})
+    assert saver.skipped == 0
+
+
+def test_two_saves_on_their_way_and_a_third_is_skipped(rig):
+    """Two buffers: with two saves not ended the third finds none, is skipped and counted, and says why."""
+    saver = rig.saver()
+    rig.platform.gate.clear()
+    assert saver.save(10, small_state(1, 10), {}) is not None
+    assert saver.save(20, small_state(1, 20), {}) is not None
+    assert saver.save(30, small_state(1, 30), {}) is None
+    assert saver.skipped == 1 and "buffers" in saver.skip_reason
+    rig.platform.gate.set()
+    assert sorted(result.step for result in saver.wait_all(LONG_S)) == [10, 20]
+    assert saver.save(40, small_state(1, 40), {}) is not None
+    assert one(saver.wait_all(LONG_S)).error is None
+    judge(rig.platform, rig.folder)
+
+
+def test_one_step_is_saved_once(rig):
+    """A step on its way or published already is not written again: the same ticket, or the same commit at once."""
+    saver = rig.saver()
+    rig.platform.gate.clear()
+    ticket = saver.save(10, small_state(1, 10), {})
+    assert saver.save(10, small_state(1, 10), {}) == ticket
+    rig.platform.gate.set()
+    first = one(saver.wait_all(LONG_S))
+    again = saver.save(10, small_state(1, 10), {})
+    assert one(saver.poll()) == first._replace(ticket=again, stall_s=0.0, write_s=0.0)
+    assert rig.log.head() == 2
+
+
+def test_changed_shapes_get_a_new_image(rig):
+    """A state whose tensors change (another model part, a longer statistic) is laid out anew in the same buffers."""
+    saver = rig.saver()
+    for step in range(1, 7):
+        pieces = small_state(1, step)[: 1 + step % 2]
+        saver.save(step, pieces, {})
+        commit = rig.log.read(one(saver.wait_all(LONG_S)).commit)
+        checkpoint = open_checkpoint(rig.platform, rig.folder, commit)
+        assert list(checkpoint.specs) == [piece.spec.name for piece in pieces] and checkpoint.verify() == []
+
+
+def test_all_writers_must_answer(tmp_path):
+    """A save is published when every writer named by `begin` has offered its part, each writer gets the outcome; one that goes
+    on to a later step without the earlier one fails the earlier one at once, by name."""
+    rig = Rig(str(tmp_path), ("r00000", "r00001"))
+    try:
+        a, b = rig.saver("r00000"), rig.saver("r00001")
+        pieces = small_state(1, 10)
+        a.save(10, pieces[:1], {})
+        b.save(10, pieces[1:], {})
+        assert one(a.wait_all(LONG_S)).commit == one(b.wait_all(LONG_S)).commit == 2
+        must_load(rig.platform, rig.folder, rig.log.read(2))
+        a.save(20, small_state(1, 20)[:1], {})
+        b.save(30, small_state(1, 30)[1:], {})
+        error = one(a.wait_all(LONG_S)).error
+        assert error["name"] == SaveFailed.name and "r00001 went on to step 30" in error["what"]
+        a.save(30, small_state(1, 30)[:1], {})
+        assert one(a.wait_all(LONG_S)).commit == one(b.wait_all(LONG_S)).commit == 3
+    finally:
+        rig.close()
+
+
+def test_a_missing_writer_fails_the_save_at_its_deadline(tmp_path):
+    """A save whose other writer never answers fails at its deadline, naming that writer."""
+    rig = Rig(str(tmp_path), ("r00000", "r00001"))
+    try:
+        saver = rig.saver(deadline_s=0.05)
+        saver.save(10, small_state(1, 10)[:1], {})
+        assert "no answer from r00001" in one(saver.wait_all(LONG_S)).error["what"]
+        assert rig.log.head() == 1
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("op", ["create", "read", "fsync_dir"])
+def test_a_hung_disk_fails_the_save_and_can_publish_nothing_later(rig, op):
+    """A disk that hangs past the deadline fails the save; when its thread comes back, the buffer refilled meanwhile,
+    nothing of it is published, and a save offered since is whole."""
+    saver = rig.saver(deadline_s=0.05)
+    rig.platform.hangs_in = op
+    rig.platform.gate.clear()
+    saver.save(10, small_state(1, 10), {})
+    rig.platform.waiting.acquire()
+    result = one(saver.wait_all(LONG_S))
+    assert "the disk hangs" in result.error["what"] and result.commit == 0
+    patient = rig.saver()
+    patient.save(20, small_state(1, 20), {})
+    rig.platform.waiting.acquire()
+    rig.platform.gate.set()
+    assert one(patient.wait_all(LONG_S)).error is None
+    assert [commit.step for commit in judge(rig.platform, rig.folder)[1:]] == [20]
+
+
+def test_carriers_refuse_more_when_too_many_threads_hang(rig):
+    """With HUNG_MAX threads lost in a dead file system the carrier is busy, and takes saves again when they come back."""
+    client = rig.client()
+    rig.platform.gate.clear()
+    for n in range(carrier_module.HUNG_MAX):
+        assert client.offer(rig.offer(id=n, step=n + 1, deadline_s=0.01)) == "accepted"
+        rig.platform.waiting.acquire()
+        assert client.wait(n, LONG_S)["ok"] is False
+    assert client.offer(rig.offer(id=50, step=50)) == "busy"
+    rig.platform.gate.set()
+    offers = 0
+    while client.offer(rig.offer(id=60 + offers, step=60)) == "busy":
+        offers += 1
+    assert client.wait(60 + offers, LONG_S)["ok"] is True
+    assert rig.log.head() == 2
+
+
+def test_a_newer_attempt_tells_the_worker_to_stop(rig):
+    """After a newer `begin` the outcome is CommitStale and says stop; nothing of the old attempt appears in the log."""
+    client = rig.client()
+    CommitLog(rig.platform, f"{rig.folder}/commits").begin(None, ("r00000",), "node")
+    client.offer(rig.offer())
+    outcome = client.wait(1, LONG_S)
+    assert (outcome["ok"], outcome["stop"], outcome["error"]["name"]) == (False, True, "commits.stale")
+    client.offer(rig.offer(id=2, attempt=9))
+    assert client.wait(2, LONG_S)["error"]["name"] == "commits.stale"
+    assert rig.log.head() == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"writer": "r00009"}, {"writer": "../x"}, {"buffer": "image"}, {"step": -1}, {"bytes": -5}, {"deadline_s": 0},
+        {"deadline_s": 1e300}, {"bytes": 1 << 55}, {"buffer": "/nowhere"}, {"bytes": 10}, {"bytes": 1 << 30}, {"boxes": []},
+        {"tensors": []},
+    ],
+)
+def test_an_offer_that_makes_no_sense_fails_alone(rig, changes):
+    """An offer with impossible fields, or a buffer that is not what it says, gets an outcome with an error; the next is fine."""
+    client = rig.client()
+    assert client.offer(rig.offer(**changes)) == "accepted"
+    outcome = client.wait(1, LONG_S)
+    assert outcome["ok"] is False and outcome["error"]["name"] == SaveFailed.name and outcome["error"]["fix"]
+    assert rig.log.head() == 1
+    client.offer(rig.offer(id=2))
+    assert client.wait(2, LONG_S)["ok"] is True
+    assert len(os.listdir(f"{rig.folder}/checkpoints")) == 1, "a refused save left a folder"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\n", b"{}\n", b"garbage\n", b'{"op":"offer"}\n', b"\xff\xfe\x00\n", b"[" * 200_000 + b"\n", b'{"op":"delete"}\n',
+        b'{"op":"offer","id":"x"}\n', b'{"op":"offer","id":1', b"", b'{"op":"retain","id":1,"actions":[{"action":"rm"}]}\n',
+    ],
+)
+def test_garbage_and_vanished_clients_harm_nobody(rig, garbage):
+    """A client that sends no message, half of one, or nothing, and goes, costs its own connection and nothing else."""
+    good = rig.client()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(rig.socket)
+        sock.sendall(garbage)
+        if garbage.endswith(b"\n"):
+            sock.settimeout(LONG_S)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+    assert good.offer(rig.offer()) == "accepted"
+    assert good.wait(1, LONG_S)["ok"] is True
+
+
+def test_a_client_that_never_reads_is_dropped(rig):
+    """Outcomes that nobody reads do not pile up in the carrier: beyond a bound it drops the connection."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(rig.socket)
+        line = json.dumps({"op": "offer", **rig.offer(writer="x" * 60_000)}).encode() + b"\n"
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            for _ in range(10_000):
+                sock.sendall(line)
+    client = rig.client()
+    client.offer(rig.offer())
+    assert client.wait(1, LONG_S)["ok"] is True
+
+
+def test_a_worker_that_dies_after_its_offer_is_saved_all_the_same(rig):
+    """An accepted offer is whole, so it is published though its worker is gone; the same offer again gets its outcome."""
+    client = rig.client()
+    rig.platform.gate.clear()
+    offer = rig.offer()
+    client.offer(offer)
+    rig.platform.waiting.acquire()
+    client.close()
+    again = rig.client()
+    assert again.offer(offer | {"id": 5}) == "accepted"
+    assert again.offer(rig.offer(id=6)) == "busy", "another buffer for the same step and writer"
+    rig.platform.gate.set()
+    assert again.wait(5, LONG_S)["commit"] == 2
+    again.offer(offer | {"id": 7})
+    assert again.wait(7, LONG_S)["commit"] == 2
+    judge(rig.platform, rig.folder)
+
+
+def test_half_an_offer_is_no_offer(rig):
+    """A worker that dies while it sends its offer has offered nothing."""
+    line = json.dumps({"op": "offer", **rig.offer()}).encode()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(rig.socket)
+        sock.sendall(line)
+    client = rig.client()
+    client.offer(rig.offer(step=20))
+    assert client.wait(1, LONG_S)["step"] == 20
+    assert [commit.step for commit in rig.log.all()[1:]] == [20]
+
+
+def test_a_lost_carrier_leaves_its_buffer_and_a_new_one_goes_on(rig):
+    """A saver that loses its carrier in mid-save says so, never refills the file the old one may still read, and works with
+    the next carrier."""
+    saver = rig.saver()
+    rig.platform.gate.clear()
+    saver.save(10, small_state(1, 10), {})
+    rig.platform.waiting.acquire()
+    before = set(os.listdir(f"{rig.folder}/buffers"))
+    rig.closing.pop(0)()
+    lost = one(saver.wait_all(LONG_S))
+    assert (lost.commit, lost.error["name"]) == (0, "checkpoint.carrier_lost")
+    assert saver.save(20, small_state(1, 20), {}) is None and saver.skipped == 1
+    rig.platform.gate.set()
+    os.unlink(rig.socket)
+    rig.start_carrier("c0")
+    assert saver.save(30, small_state(1, 30), {}) is not None
+    assert one(saver.wait_all(LONG_S)).error is None
+    assert not before & set(os.listdir(f"{rig.folder}/buffers"))
+    judge(rig.platform, rig.folder)
+
+
+def test_a_saver_clears_what_earlier_attempts_left(rig):
+    """Buffers of a killed worker are dropped by the next attempt of the same writer, and by `close`; others' stay."""
+    buffers = f"{rig.folder}/buffers"
+    first = rig.saver()
+    first.save(10, small_state(1, 10), {})
+    first.wait_all(LONG_S)
+    other = rig.saver("r00001")
+    other._buffers[0].fill(*_fillable())
+    assert len(os.listdir(buffers)) == 2
+    second = rig.saver(attempt=2)
+    assert [name.split(".")[0] for name in os.listdir(buffers)] == ["r00001"]
+    second.close()
+    other.close()
+    assert os.listdir(buffers) == []
+
+
+def _fillable():
+    pieces = small_state(1, 1)
+    return image_of(pieces)[0], pieces
+
+
+def test_no_room_for_a_buffer_is_an_outcome(rig):
+    """A buffer that cannot be made (here: a folder in its place) fails the save with place and remedy; nothing raises."""
+    saver = rig.saver()
+    os.mkdir(saver._buffers[0].path)
+    ticket = saver.save(10, small_state(1, 10), {})
+    error = one(saver.poll()).error
+    assert ticket is not None and error["name"] == SaveFailed.name and error["where"] and error["fix"]
+
+
+def test_buffers_go_to_memory_only_where_it_is_ours_and_big_enough(tmp_path):
+    """The buffer folder is in memory, private and per run, if two images fit in half of it; else it is beside the run."""
+    platform = LocalPlatform()
+    run = str(tmp_path)
+    assert choose_buffer_folder(platform, run, 1 << 60) == f"{run}/buffers"
+    folder = choose_buffer_folder(platform, run, 1024)
+    if folder == f"{run}/buffers":
+        pytest.skip("no memory file system here")
+    try:
+        assert os.stat(folder).st_mode & 0o777 == 0o700
+        assert choose_buffer_folder(platform, f"{run}/../{tmp_path.name}", 1024) == folder
+        os.chmod(folder, 0o770)
+        assert choose_buffer_folder(platform, run, 1024) == f"{run}/buffers"
+    finally:
+        os.rmdir(folder)
+
+
+def test_a_carrier_for_no_attempt_does_not_start(tmp_path):
+    """A carrier asked to serve a record that begins no attempt says so (exit 75), rather than publish for nobody."""
+    platform = LocalPlatform()
+    log = make_run(platform, str(tmp_path))
+    log.begin(0, ("r00000",), "node")
+    log.publish(1, 1, "", "")
+    for number in (2, 3):
+        with pytest.raises(CommitUnknown, match="begins no attempt"):
+            open_carrier(platform, str(tmp_path), f"{tmp_path}/s", number)
+        argv = ["--run", str(tmp_path), "--socket", f"{tmp_path}/s", "--begin", str(number)]
+        assert carrier_module.main(argv) == 75
+
+
+def test_values_survive_a_buffer_reused(rig):
+    """The second use of a buffer holds the second state only, strided and zero-sized arrays included."""
+    saver = rig.saver()
+    for step in range(1, 5):
+        base = np.arange(24, dtype=np.float32).reshape(4, 6) + step
+        pieces = [piece._replace(array=piece.array) for piece in small_state(1, step)]
+        pieces.append(_piece("t", base.T))
+        pieces.append(_piece("z", np.zeros((0, 3), np.int8)))
+        saver.save(step, pieces, {})
+        commit: Commit | None = rig.log.read(one(saver.wait_all(LONG_S)).commit)
+        assert commit is not None
+        checkpoint = open_checkpoint(rig.platform, rig.folder, commit)
+        assert same_bits(checkpoint.read("t"), np.ascontiguousarray(base.T))
+        assert checkpoint.read("z").shape == (0, 3)
+
+
+def _piece(name, array):
+    return LocalTensor(TensorSpec(name, str(array.dtype), array.shape, ("a", "b")), whole(array.shape), array)
