@@ -135,7 +135,7 @@ class Spool:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.table = map_bytes(os.path.join(folder, "parts")).view(PART)
-        self._mapped: Recent[npt.NDArray[np.uint8]] = Recent(16)
+        self._mapped: Recent[npt.NDArray[np.uint8]] = Recent(6)
 
     def __len__(self) -> int:
         return len(self.table)

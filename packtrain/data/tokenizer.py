@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -63,11 +64,14 @@ class Tokenizer:
         self.padded_size = -(-self.size // 128) * 128
         self.token_bytes = _token_bytes(self._inner, vocabulary, self.size, where)
         """[size] int32: bytes of text each id stands for; special tokens stand for none."""
+        self._is_bytes = text == _byte_text()
 
     def encode(self, text: str) -> list[int]:
-        return list(self._inner.encode(text, add_special_tokens=False).ids)
+        return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        if self._is_bytes:  # the library takes a microsecond a byte to find that there is nothing to merge
+            return [list(text.encode()) for text in texts]
         return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -127,11 +131,16 @@ def _fallback_bytes(token: str) -> int:
 
 def byte_tokenizer() -> Tokenizer:
     """257 ids: id of a byte is its value, 256 ends a document."""
+    return Tokenizer(_byte_text())
+
+
+@cache
+def _byte_text() -> str:
     inner = tokenizers.Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(byte_letters())}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken(END_OF_DOCUMENT, special=True, normalized=False)])
-    return Tokenizer(inner.to_str(pretty=False))
+    return str(inner.to_str(pretty=False))
 
 
 def train_bpe(texts: Iterable[str], vocab: int) -> Tokenizer:

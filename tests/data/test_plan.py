@@ -124,12 +124,13 @@ def test_epochs_differ_in_both_levels() -> None:
 def test_the_hash_covers_everything() -> None:
     """Every field of a plan changes its hash."""
     base = segment(0, share("a", 2000), share("b", 48))
+    changes = {"store": "x", "packing": "x", "count": 1, "rows": 1, "windows": 1, "rows_per_window": 1}
     others = [
         msgspec.structs.replace(base, batch_rows=11), msgspec.structs.replace(base, length=65),
         msgspec.structs.replace(base, objective="other"), msgspec.structs.replace(base, shares=base.shares[::-1]),
     ] + [
         msgspec.structs.replace(base, shares=(msgspec.structs.replace(base.shares[0], **{name: value}), base.shares[1]))
-        for name, value in {"store": "x", "packing": "x", "count": 1, "rows": 1, "windows": 1, "rows_per_window": 1}.items()
+        for name, value in changes.items()
     ]
     plans = [Plan(0, [s]) for s in (base, *others)] + [Plan(1, [base]), Plan(0, [base, segment(5, SHARE)])]
     assert len({plan.hash for plan in plans}) == len(plans)

@@ -48,6 +48,8 @@ def test_byte_ids_are_bytes() -> None:
     """The byte tokenizer gives each byte its value as id, and 256 to the end of a document."""
     tokenizer = byte_tokenizer()
     assert tokenizer.encode("aé\n") == list("aé\n".encode())
+    library = tokenizers.Tokenizer.from_str(tokenizer.text)
+    assert library.encode("aé\n<|").ids == tokenizer.encode("aé\n<|"), "the short cut for bytes changes nothing"
     assert (tokenizer.end_of_document, tokenizer.size, tokenizer.padded_size) == (256, 257, 384)
     assert tokenizer.token_bytes.tolist() == [1] * 256 + [0]
 
