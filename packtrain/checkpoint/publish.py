@@ -123,10 +123,11 @@ def _written(
         if gate.is_shut or platform.boot_ns() >= save.end_ns:
             raise _OutOfTime
 
-    obstacle = "the disk was too slow"
+    obstacle, trial = "the disk was too slow", 0
     while True:
+        trial += 1
         try:
-            return _write_try(platform, run_folder, save, specs, check)
+            return _write_try(platform, run_folder, save, specs, trial, check)
         except OSError as error:
             obstacle = _obstacle(error)
         except _OutOfTime:
@@ -136,13 +137,13 @@ def _written(
 
 
 def _write_try(
-    platform: Platform, run_folder: str, save: Save, specs: list[TensorSpec], check: Callable[[], None]
+    platform: Platform, run_folder: str, save: Save, specs: list[TensorSpec], trial: int, check: Callable[[], None]
 ) -> tuple[str, str]:
     """One try, in a folder of its own. Whatever stops it, the folder goes: the log has never heard of it."""
     checkpoints = f"{run_folder}/checkpoints"
     check()
     _require_room(platform, checkpoints, sum(part.bytes for part in save.parts))
-    folder = _free_name(platform, checkpoints, save)
+    folder = _free_name(platform, checkpoints, save, trial)
     path = f"{checkpoints}/{folder}"
     try:
         platform.mkdir(path)
@@ -193,9 +194,9 @@ def _manifest(save: Save, specs: list[TensorSpec], parts: list[PartEntry]) -> Ma
     return Manifest(step=save.step, attempt=save.attempt, tensors=specs, parts=parts, **save.about)
 
 
-def _free_name(platform: Platform, checkpoints: str, save: Save) -> str:
-    """The first try whose folder nobody has made: a carrier before this one may have used some."""
-    names = (str(FolderName(save.step, save.attempt, trial)) for trial in itertools.count(1))
+def _free_name(platform: Platform, checkpoints: str, save: Save, trial: int) -> str:
+    """A folder that nobody has made, this try's or a later one's: a carrier before this one may have used some."""
+    names = (str(FolderName(save.step, save.attempt, n)) for n in itertools.count(trial))
     return next(name for name in names if not platform.exists(f"{checkpoints}/{name}"))
 
 

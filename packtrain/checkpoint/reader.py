@@ -263,7 +263,7 @@ def _slabs(
 def _cut(
     stored: Box, common: Box, strides: list[tuple[int, int]], fixed: Box, at: int
 ) -> Iterator[tuple[Box, int]]:
-    """`strides`: per dim, bytes of one row and how many of them make a slab; `fixed`: rows chosen in the dims before."""
+    """`strides`: per dim, bytes of a row and how many make a slab; `fixed`: rows chosen in the dims before."""
     dim = len(fixed)
     if dim == len(stored):
         yield fixed, at

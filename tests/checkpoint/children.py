@@ -1,4 +1,5 @@
-"""Processes to kill: a server that has imported everything forks workers and carriers, each in milliseconds, and reaps them.
+"""Processes to kill: a server that has imported everything forks workers and carriers, each in milliseconds, and
+reaps them.
 
     python -m tests.checkpoint.children REPORTS_FD      reads one JSON line per child to fork on stdin, or {"kill": ID}
 
@@ -91,14 +92,13 @@ def worker(spec: dict[str, Any], report: Report) -> None:
     log = CommitLog(platform, f"{spec['run']}/commits")
     begin = log.read(spec["begin"])
     assert begin is not None
-    step = begin.step
-    if step >= 0:
+    if begin.step >= 0:
         point = next(commit for commit in log.follow(begin.number) if commit.kind == "save")
         checkpoint = open_checkpoint(platform, spec["run"], point)
         for piece in big_state(point.attempt, point.step, spec["writers"], None):
             assert same_bits(checkpoint.read(piece.spec.name), piece.array)
     saver = Saver(platform, spec["buffers"], CarrierClient(spec["socket"], 10.0), begin.attempt, spec["writer"], 30.0)
-    for step in range(step + 1, step + 1 + spec["saves"]):
+    for step in range(begin.step + 1, begin.step + 1 + spec["saves"]):
         pieces = big_state(begin.attempt, step, spec["writers"], spec["writer"])
         report(f"fills {step}")
         saver.save(step, pieces, {"data_index": step})
@@ -122,7 +122,8 @@ def _fork(spec: dict[str, Any], reports: int) -> int:
         )
         status = 0
     except BaseException as error:
-        os.write(reports, f"{spec['id']} raised {type(error).__name__}: {error}".replace("\n", " ")[:4000].encode() + b"\n")
+        text = f"{spec['id']} raised {type(error).__name__}: {error}".replace("\n", " ")
+        os.write(reports, text[:4000].encode() + b"\n")
     finally:
         os._exit(status)
 

@@ -1,4 +1,5 @@
-"""The carrier and the saver together, over their real socket: what is published, what is refused, and what it survives."""
+"""The carrier and the saver together, over their real socket: what is published, what is refused, and what it
+survives."""
 
 from __future__ import annotations
 
@@ -16,26 +17,38 @@ import pytest
 from packtrain.checkpoint import carrier as carrier_module
 from packtrain.checkpoint.carrier import Carrier, open_carrier
 from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.format import LocalTensor, TensorSpec, whole
-from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.checkpoint.reader import open_checkpoint, survey
+from packtrain.checkpoint.retention import plan
 from packtrain.checkpoint.saver import Saver, SaveResult, choose_buffer_folder
 from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import CommitUnknown, SaveFailed
 from packtrain.core.platform import File, LocalPlatform
+from packtrain.core.units import NS
 from tests.checkpoint.worlds import image_of, judge, make_run, must_load, same_bits, small_state
 
 LONG_S = 60.0
-"""Never waited out: the outcome comes first."""
+"""Never waited out: the outcome comes first, or `Rig.skip` lets this long pass at once."""
 
 
 class GatedPlatform(LocalPlatform):
-    """The real machine, where one operation of a save hangs while the gate is shut."""
+    """The real machine, where one operation of a save hangs while the gate is shut, and sleeping takes no time."""
 
     def __init__(self) -> None:
+        self.skipped_ns = 0
         self.gate = threading.Event()
         self.gate.set()
         self.waiting = threading.Semaphore(0)
         self.hangs_in = "create"
+        self.before_sleep: Callable[[], object] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        self.before_sleep()
+        self.skipped_ns += int(seconds * NS)
+
+    def boot_ns(self) -> int:
+        return super().boot_ns() + self.skipped_ns
 
     def create(self, path: str, mode: int = 0o644) -> File:
         self._pass("create", path.endswith(".safetensors"))
@@ -101,6 +114,12 @@ class Rig:
         }
         return good | changes
 
+    def skip(self, seconds: float) -> None:
+        """So much time passes, and the carrier's loop, woken by a visitor, sees it."""
+        self.platform.sleep(seconds)
+        with socket.socket(socket.AF_UNIX) as visitor:
+            visitor.connect(self.socket)
+
     def close(self) -> None:
         self.platform.gate.set()
         for close in reversed(self.closing):
@@ -120,7 +139,8 @@ def one(results: list[SaveResult]) -> SaveResult:
 
 
 def test_saves_are_published_and_restore(rig):
-    """What the saver offers is published in order, restores bit for bit, and its outcome carries commit, bytes and times."""
+    """What the saver offers is published in order, restores bit for bit, and its outcome carries commit, bytes and
+    times."""
     saver = rig.saver()
     for step in (10, 20, 30):
         ticket = saver.save(step, small_state(1, step), {"data_index": step, "seed": 7, "guard": [0.5]})
@@ -174,8 +194,8 @@ def test_changed_shapes_get_a_new_image(rig):
 
 
 def test_all_writers_must_answer(tmp_path):
-    """A save is published when every writer named by `begin` has offered its part, each writer gets the outcome; one that goes
-    on to a later step without the earlier one fails the earlier one at once, by name."""
+    """A save is published when every writer named by `begin` has offered its part, each writer gets the outcome; one
+    that goes on to a later step without the earlier one fails the earlier one at once, by name."""
     rig = Rig(str(tmp_path), ("r00000", "r00001"))
     try:
         a, b = rig.saver("r00000"), rig.saver("r00001")
@@ -198,8 +218,9 @@ def test_a_missing_writer_fails_the_save_at_its_deadline(tmp_path):
     """A save whose other writer never answers fails at its deadline, naming that writer."""
     rig = Rig(str(tmp_path), ("r00000", "r00001"))
     try:
-        saver = rig.saver(deadline_s=0.05)
+        saver = rig.saver()
         saver.save(10, small_state(1, 10)[:1], {})
+        rig.skip(LONG_S + 1)
         assert "no answer from r00001" in one(saver.wait_all(LONG_S)).error["what"]
         assert rig.log.head() == 1
     finally:
@@ -210,11 +231,12 @@ def test_a_missing_writer_fails_the_save_at_its_deadline(tmp_path):
 def test_a_hung_disk_fails_the_save_and_can_publish_nothing_later(rig, op):
     """A disk that hangs past the deadline fails the save; when its thread comes back, the buffer refilled meanwhile,
     nothing of it is published, and a save offered since is whole."""
-    saver = rig.saver(deadline_s=0.05)
+    saver = rig.saver()
     rig.platform.hangs_in = op
     rig.platform.gate.clear()
     saver.save(10, small_state(1, 10), {})
     rig.platform.waiting.acquire()
+    rig.skip(LONG_S + 1)
     result = one(saver.wait_all(LONG_S))
     assert "the disk hangs" in result.error["what"] and result.commit == 0
     patient = rig.saver()
@@ -226,12 +248,14 @@ def test_a_hung_disk_fails_the_save_and_can_publish_nothing_later(rig, op):
 
 
 def test_carriers_refuse_more_when_too_many_threads_hang(rig):
-    """With HUNG_MAX threads lost in a dead file system the carrier is busy, and takes saves again when they come back."""
+    """With HUNG_MAX threads lost in a dead file system the carrier is busy, and takes saves again when they come
+    back."""
     client = rig.client()
     rig.platform.gate.clear()
     for n in range(carrier_module.HUNG_MAX):
-        assert client.offer(rig.offer(id=n, step=n + 1, deadline_s=0.01)) == "accepted"
+        assert client.offer(rig.offer(id=n, step=n + 1)) == "accepted"
         rig.platform.waiting.acquire()
+        rig.skip(LONG_S + 1)
         assert client.wait(n, LONG_S)["ok"] is False
     assert client.offer(rig.offer(id=50, step=50)) == "busy"
     rig.platform.gate.set()
@@ -257,13 +281,14 @@ def test_a_newer_attempt_tells_the_worker_to_stop(rig):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"writer": "r00009"}, {"writer": "../x"}, {"buffer": "image"}, {"step": -1}, {"bytes": -5}, {"deadline_s": 0},
-        {"deadline_s": 1e300}, {"bytes": 1 << 55}, {"buffer": "/nowhere"}, {"bytes": 10}, {"bytes": 1 << 30}, {"boxes": []},
-        {"tensors": []},
+        {"writer": "r00009"}, {"writer": "../x"}, {"buffer": "image"}, {"buffer": "/nowhere"}, {"step": -1},
+        {"deadline_s": 0}, {"deadline_s": 1e300}, {"bytes": -5}, {"bytes": 10}, {"bytes": 1 << 30},
+        {"bytes": 1 << 55}, {"boxes": []}, {"tensors": []},
     ],
 )
 def test_an_offer_that_makes_no_sense_fails_alone(rig, changes):
-    """An offer with impossible fields, or a buffer that is not what it says, gets an outcome with an error; the next is fine."""
+    """An offer with impossible fields, or a buffer that is not what it says, gets an outcome with an error; the next
+    is fine."""
     client = rig.client()
     assert client.offer(rig.offer(**changes)) == "accepted"
     outcome = client.wait(1, LONG_S)
@@ -277,8 +302,9 @@ def test_an_offer_that_makes_no_sense_fails_alone(rig, changes):
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"\n", b"{}\n", b"garbage\n", b'{"op":"offer"}\n', b"\xff\xfe\x00\n", b"[" * 200_000 + b"\n", b'{"op":"delete"}\n',
-        b'{"op":"offer","id":"x"}\n', b'{"op":"offer","id":1', b"", b'{"op":"retain","id":1,"actions":[{"action":"rm"}]}\n',
+        b"", b"\n", b"{}\n", b"garbage\n", b"\xff\xfe\x00\n", b"[" * 200_000 + b"\n", b'{"op":"delete"}\n',
+        b'{"op":"offer"}\n', b'{"op":"offer","id":"x"}\n', b'{"op":"offer","id":1',
+        b'{"op":"retain","id":1,"grace_s":0,"actions":[{"action":"rm","folder":"x","reason":""}]}\n',
     ],
 )
 def test_garbage_and_vanished_clients_harm_nobody(rig, garbage):
@@ -309,7 +335,8 @@ def test_a_client_that_never_reads_is_dropped(rig):
 
 
 def test_a_worker_that_dies_after_its_offer_is_saved_all_the_same(rig):
-    """An accepted offer is whole, so it is published though its worker is gone; the same offer again gets its outcome."""
+    """An accepted offer is whole, so it is published though its worker is gone; the same offer again gets its
+    outcome."""
     client = rig.client()
     rig.platform.gate.clear()
     offer = rig.offer()
@@ -339,8 +366,8 @@ def test_half_an_offer_is_no_offer(rig):
 
 
 def test_a_lost_carrier_leaves_its_buffer_and_a_new_one_goes_on(rig):
-    """A saver that loses its carrier in mid-save says so, never refills the file the old one may still read, and works with
-    the next carrier."""
+    """A saver that loses its carrier in mid-save says so, never refills the file the old one may still read, and
+    works with the next carrier."""
     saver = rig.saver()
     rig.platform.gate.clear()
     saver.save(10, small_state(1, 10), {})
@@ -381,7 +408,8 @@ def _fillable():
 
 
 def test_no_room_for_a_buffer_is_an_outcome(rig):
-    """A buffer that cannot be made (here: a folder in its place) fails the save with place and remedy; nothing raises."""
+    """A buffer that cannot be made (here: a folder in its place) fails the save with place and remedy; nothing
+    raises."""
     saver = rig.saver()
     os.mkdir(saver._buffers[0].path)
     ticket = saver.save(10, small_state(1, 10), {})
@@ -390,7 +418,8 @@ def test_no_room_for_a_buffer_is_an_outcome(rig):
 
 
 def test_buffers_go_to_memory_only_where_it_is_ours_and_big_enough(tmp_path):
-    """The buffer folder is in memory, private and per run, if two images fit in half of it; else it is beside the run."""
+    """The buffer folder is in memory, private and per run, if two images fit in half of it; else it is beside the
+    run."""
     platform = LocalPlatform()
     run = str(tmp_path)
     assert choose_buffer_folder(platform, run, 1 << 60) == f"{run}/buffers"
@@ -417,6 +446,27 @@ def test_a_carrier_for_no_attempt_does_not_start(tmp_path):
             open_carrier(platform, str(tmp_path), f"{tmp_path}/s", number)
         argv = ["--run", str(tmp_path), "--socket", f"{tmp_path}/s", "--begin", str(number)]
         assert carrier_module.main(argv) == 75
+
+
+def test_retention_is_carried_out_by_the_carrier(rig):
+    """A plan sent as `retain` is carried out while saves go on; each action has its own outcome, refusals included."""
+    saver = rig.saver()
+    for step in (10, 20, 30):
+        saver.save(step, small_state(1, step), {})
+        assert one(saver.wait_all(LONG_S)).error is None
+    client = rig.client()
+    config = CheckpointConfig(keep_last=1, grace_s=0.0)
+    for expected in ("tombstone", "purge"):
+        actions = plan(survey(rig.platform, rig.folder), config)
+        message = {"op": "retain", "id": 1, "grace_s": config.grace_s, "actions": msgspec.to_builtins(actions)}
+        assert client.offer(message) == "accepted"
+        outcome = client.wait(1, LONG_S)
+        assert [(done["action"], done["error"]) for done in outcome["done"]] == [(expected, None)] * 2
+    assert os.listdir(f"{rig.folder}/checkpoints") == [rig.log.restore_point().folder]
+    refused = {"action": "purge", "folder": rig.log.restore_point().folder, "reason": ""}
+    client.offer({"op": "retain", "id": 2, "grace_s": 0.0, "actions": [refused]})
+    assert client.wait(2, LONG_S)["done"][0]["error"]["name"] == "checkpoint.purge_refused"
+    must_load(rig.platform, rig.folder, rig.log.restore_point())
 
 
 def test_values_survive_a_buffer_reused(rig):

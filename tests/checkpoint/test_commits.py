@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from packtrain.checkpoint.commits import Commit, CommitLog, parse_record, render_record
 from packtrain.core.errors import CommitStale, CommitsUnfit, CommitUnknown
-from packtrain.core.fake import FakeDisk, FakePlatform, duplicate, fail, late, lost_reply, stale
+from packtrain.core.fake import FakeDisk, FakePlatform, Fault, duplicate, fail, late, lost_reply, stale
 from packtrain.core.platform import LocalPlatform
 from tests.checkpoint.worlds import RUN, make_run
 
@@ -52,7 +52,8 @@ def test_a_run_grows_and_restore_follows_parents(tmp_path):
 def test_head_is_found_by_number_with_few_reads(head):
     """Doubling and bisection find the head of a log of any length, reading a logarithm of it and listing nothing."""
     platform, log = fresh()
-    begin(log, 0) if head else None
+    if head:
+        begin(log, 0)
     for step in range(1, head):
         log.publish(1, step, "", "")
     before = platform.ops
@@ -144,30 +145,34 @@ def test_attempt_numbers_only_grow():
     assert begin(log).attempt == 5
 
 
-@pytest.mark.parametrize("fault", [lost_reply(), lost_reply(errno.EEXIST), duplicate(), duplicate(1), late(1), late(2), late(9)])
+def at_first(op: str, fault: Fault):
+    """That fault at the first such operation, none after."""
+    left = [1]
+
+    def strike(seen: str, path: str, n: int) -> Fault | None:
+        if seen != op or not left[0]:
+            return None
+        left[0] = 0
+        return fault
+
+    return strike
+
+
+@pytest.mark.parametrize("fault", [lost_reply(), lost_reply(errno.EEXIST), duplicate(), duplicate(1)])
 def test_lost_replies_and_repeats_of_link_publish_once(fault):
     """Whatever link answers, the record exists once under its number and the writer knows it as its own."""
-    platform, log = fresh(lambda op, path, n: fault if op == "link" and not struck.append(n) and len(struck) == 1 else None)
-    struck: list[int] = []
-    begin_once = None
-    try:
-        begin_once = begin(log, 0)
-    except CommitUnknown:
-        platform.faults = None
-    last = CommitLog(platform, LOG).last()
-    assert last is None or last.attempt == 1
-    if begin_once is not None:
-        assert last == begin_once
-    assert not [name for name in platform.listdir(LOG) if name.startswith(".")]
+    platform, log = fresh(at_first("link", fault))
+    begun = begin(log, 0)
+    assert CommitLog(platform, LOG).all() == [begun]
+    assert platform.listdir(LOG) == ["000000000001"], "the temp name stayed"
 
 
 @pytest.mark.parametrize("after", range(1, 12))
 def test_a_late_link_is_recognized_by_its_writer(after):
-    """A save whose link is done long after it was reported failed is found again by the same log, not published twice."""
+    """A save whose link is done long after it was reported failed is recognized by its log, not published twice."""
     platform, log = fresh()
     begin(log, 0)
-    links: list[int] = []
-    platform.faults = lambda op, path, n: late(after) if op == "link" and not links.append(n) and len(links) == 1 else None
+    platform.faults = at_first("link", late(after))
     for _ in range(3):
         try:
             done = log.publish(1, 10, "digest", "step-00000010.a0001.t1")
@@ -183,13 +188,7 @@ def test_a_stale_view_never_overwrites():
     platform, log = fresh()
     begin(log, 0)
     log.publish(1, 10, "", "")
-    reads = [0]
-
-    def hide(op, path, n):
-        return stale(8) if op == "read" and path.endswith("0000000002") else None
-
-    platform.faults = hide
-    del reads
+    platform.faults = lambda op, path, n: stale(8) if op == "read" and path.endswith("0000000002") else None
     late_comer = CommitLog(platform, LOG)
     with pytest.raises(CommitUnknown):
         late_comer.publish(1, 20, "", "")
@@ -197,19 +196,22 @@ def test_a_stale_view_never_overwrites():
     assert late_comer.publish(1, 20, "", "").number == 3
 
 
+def before_link(do):
+    """Do it once, right before the first link."""
+    left = [do]
+
+    def strike(op: str, path: str, n: int) -> None:
+        if op == "link" and left:
+            left.pop()()
+
+    return strike
+
+
 def test_two_beginners_one_wins():
     """A beginner that finds another attempt begun since it looked is told so, and begins nothing."""
     platform, log = fresh()
     other = CommitLog(FakePlatform(platform.disk, "b"), LOG)
-    struck: list[int] = []
-
-    def meanwhile(op, path, n):
-        if op == "link" and not struck:
-            struck.append(n)
-            begin(other, 0)
-        return None
-
-    platform.faults = meanwhile
+    platform.faults = before_link(lambda: begin(other, 0))
     with pytest.raises(CommitStale, match="attempt 1 has begun"):
         begin(log, 0)
     assert CommitLog(platform, LOG).head() == 1
@@ -220,22 +222,14 @@ def test_a_save_that_slips_in_is_what_the_next_attempt_restores():
     platform, log = fresh()
     begin(log, 0)
     other = CommitLog(FakePlatform(platform.disk, "b"), LOG)
-    struck: list[int] = []
-
-    def meanwhile(op, path, n):
-        if op == "link" and not struck:
-            struck.append(n)
-            other.publish(1, 10, "", "")
-        return None
-
-    platform.faults = meanwhile
+    platform.faults = before_link(lambda: other.publish(1, 10, "", ""))
     assert (begin(log).step, log.restore_point().step) == (10, 10)
 
 
 def test_a_directory_without_exclusive_link_is_unfit():
     """Start-up refuses a directory whose link is refused, or is no exclusive create; another error is only UNKNOWN."""
     for code, error in ((errno.EPERM, CommitsUnfit), (errno.ENOTSUP, CommitsUnfit), (errno.ENOSPC, CommitUnknown)):
-        platform = FakePlatform(FakeDisk(), "a", faults=lambda op, path, n, code=code: fail(code) if op == "link" else None)
+        platform = FakePlatform(FakeDisk(), "a", faults=at_first("link", fail(code)))
         with pytest.raises(error):
             make_run(platform)
         assert platform.listdir(LOG) == []

@@ -13,22 +13,13 @@ from hypothesis import strategies as st
 
 from packtrain.checkpoint import format as fmt
 from packtrain.core.errors import CheckpointDamaged, FormatUnknown
-from tests.checkpoint.worlds import tensor_of
-
-
-def image_of(pieces):
-    layout = fmt.plan_image([(t.spec, t.box) for t in pieces])
-    buffer = bytearray(layout.bytes_total)
-    layout.fill_header(buffer)
-    for i, piece in enumerate(pieces):
-        layout.fill(buffer, i, piece.array)
-    return layout, bytes(buffer)
+from tests.checkpoint.worlds import image_of, tensor_of
 
 
 @pytest.mark.parametrize("dtype", list(fmt.DTYPES))
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3, 4)])
 def test_every_dtype_and_shape_is_one_safetensors_entry(dtype, shape):
-    """An image of any dtype, a scalar and an empty tensor included, is opened by the safetensors library with equal bytes."""
+    """An image of any dtype, scalars and empty tensors included, is opened by the safetensors library, bytes equal."""
     piece = tensor_of("w", dtype, shape)
     _, image = image_of([piece, tensor_of("v", "uint8", (3,))])
     entries = dict(safetensors.deserialize(image))
@@ -38,7 +29,7 @@ def test_every_dtype_and_shape_is_one_safetensors_entry(dtype, shape):
 
 
 def test_data_start_aligned_and_each_box_at_its_element():
-    """Data start at a multiple of 64 bytes and every box at a multiple of its element, whatever sizes stand before it."""
+    """Data start at a multiple of 64 bytes and every box at a multiple of its element, whatever stands before it."""
     pieces = [tensor_of("a", "uint8", (3,)), tensor_of("b", "float64", (1,)), tensor_of("c", "bfloat16", (5,))]
     layout, image = image_of(pieces)
     (header,) = struct.unpack("<Q", image[:8])
@@ -47,7 +38,7 @@ def test_data_start_aligned_and_each_box_at_its_element():
 
 
 def test_boxes_of_one_tensor_get_their_own_keys():
-    """Two boxes of one tensor in one image are two entries named after their place; a whole tensor keeps its plain name."""
+    """Two boxes of one tensor in one image are two entries named after their place; a whole tensor keeps its name."""
     spec = fmt.TensorSpec("w", "float32", (4, 2), ("embed", "mlp"))
     rows = [fmt.LocalTensor(spec, ((i, i + 2), (0, 2)), np.full((2, 2), i, np.float32)) for i in (0, 2)]
     _, image = image_of([*rows, tensor_of("v", "float32", (2,))])
@@ -76,7 +67,7 @@ def test_wrong_dtype_or_shape_is_refused():
 def test_boxes_that_do_not_tile_are_named(boxes, said):
     """Holes, overlaps and boxes outside the shape are refused with the tensor's name."""
     spec = fmt.TensorSpec("layers.w", "float32", (4, 3), ("a", "b"))
-    with pytest.raises(CheckpointDamaged, match="layers.w") as caught:
+    with pytest.raises(CheckpointDamaged, match=r"layers\.w") as caught:
         fmt.check_tiling(spec, boxes, "here")
     assert said in caught.value.what
 
@@ -101,8 +92,12 @@ def test_folder_names_round_trip(step, attempt, trial):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "..", "step-00000001.a0001.t1/..", "../step-00000001.a0001.t1", "step-1.a0001.t1", "step-00000001.a0001.t1\n",
-             "step-00000001.a0001.t01", "step-000000001.a0001.t1", "/step-00000001.a0001.t1", "step-٠٠٠٠٠٠٠١.a0001.t1"],
+    "name",
+    [
+        "", "..", "step-00000001.a0001.t1/..", "../step-00000001.a0001.t1", "/step-00000001.a0001.t1",
+        "step-1.a0001.t1", "step-00000001.a0001.t1\n", "step-00000001.a0001.t01", "step-000000001.a0001.t1",
+        "step-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0661.a0001.t1",
+    ],
 )
 def test_other_names_are_no_checkpoint_folder(name):
     """Nothing but the one spelling of a folder's name passes, so no name in a record leads out of checkpoints/."""
@@ -118,12 +113,11 @@ def test_hostile_writer_names_are_refused(writer):
 
 
 @pytest.mark.parametrize(
-    "spec", [("w", "float31", (1,)), ("w", "float32", (-1,)), ("w", "float32", (1 << 50,)), ("w", "uint8", (1 << 40, 1 << 40))]
+    "dtype, shape", [("float31", (1,)), ("float32", (-1,)), ("float32", (1 << 50,)), ("uint8", (1 << 40, 1 << 40))]
 )
-def test_impossible_tensors_are_refused(spec):
+def test_impossible_tensors_are_refused(dtype, shape):
     """A tensor of unknown dtype or impossible shape is refused by name."""
-    name, dtype, shape = spec
-    manifest = fmt.Manifest(step=1, attempt=1, tensors=[fmt.TensorSpec(name, dtype, shape, ())], parts=[])
+    manifest = fmt.Manifest(step=1, attempt=1, tensors=[fmt.TensorSpec("w", dtype, shape, ())], parts=[])
     with pytest.raises(CheckpointDamaged, match="tensor w"):
         fmt.check_manifest(manifest, "m")
 

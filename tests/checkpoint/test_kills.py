@@ -1,4 +1,5 @@
-"""200 real kill -9 of workers and carriers in the middle of saves: the head always restores, and so does the one before."""
+"""200 real kill -9 of workers and carriers in the middle of saves: the head always restores, and so does the one
+before."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,8 @@ KILLS = 200
 KILLS_PER_RUN = 20
 SAVES = 4
 OPERATIONS = (4, 75)
-"""Changes of files from the first a carrier makes when it is up, over about three saves: where it dies is drawn from these."""
+"""Changes of files from the first a carrier makes when it is up, over about three saves: where it dies is drawn from
+these."""
 WAIT_S = 60.0
 
 
@@ -35,8 +38,8 @@ class Children:
     def __init__(self) -> None:
         self._reports, write_end = os.pipe()
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.children", str(write_end)], stdin=subprocess.PIPE, pass_fds=[write_end],
-            cwd=Path(__file__).parents[2],
+            [sys.executable, "-m", "tests.checkpoint.children", str(write_end)], stdin=subprocess.PIPE,
+            pass_fds=[write_end], cwd=Path(__file__).parents[2],
         )
         os.close(write_end)
         self._partial = b""
@@ -136,7 +139,8 @@ class Run:
         """Carriers of attempts whose workers are dead: the next attempt begins in spite of them."""
 
     def kill_once(self, key: str) -> str:
-        """Begin an attempt, let it restore and save, kill one of its processes at a drawn moment, then all the others."""
+        """Begin an attempt, let it restore and save, kill one of its processes at a drawn moment, then all the
+        others."""
         rng, children = self.rng, self.children
         begin = self.log.begin(None, self.writers, "node")
         victim = rng.choice(["worker", "carrier", "carrier at an operation"])
@@ -184,10 +188,11 @@ class Run:
         return moment
 
     def judge(self) -> list[Commit]:
-        """The head restores and the save before it loads; nothing a worker was told of is missing; no dead attempt spoke."""
+        """The head restores and the save before it loads; nothing a worker was told of is missing; no dead attempt
+        spoke."""
         commits = CommitLog(LocalPlatform(), f"{self.folder}/commits").all()
         assert self.published[-1] <= len(commits)
-        for before, commit in zip(commits, commits[1:]):
+        for before, commit in pairwise(commits):
             assert commit.parent == before.number
             assert commit.attempt == before.attempt + (commit.kind == "begin"), commit
         saves = [commit for commit in commits if commit.kind == "save"]
@@ -197,8 +202,9 @@ class Run:
 
 
 def test_200_kills(children, memory):
-    """After each kill -9 of a worker or carrier in mid-save the head restores bit for bit and the published save before it
-    loads, while what was told to be published is in the log; the next attempt goes on from there, old carriers or not."""
+    """After each kill -9 of a worker or carrier in mid-save the head restores bit for bit and the published save
+    before it loads, while what was told to be published is in the log; the next attempt goes on from there, old
+    carriers or not."""
     rng = random.Random(2)
     moments: Counter[str] = Counter()
     saves = 0

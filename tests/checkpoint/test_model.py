@@ -1,8 +1,11 @@
 """Bounded model checking of publishing: two attempts of one run on a fake disk, every interleaving and fault in bounds.
 
-The old attempt publishes saves; meanwhile a new one begins, restores and publishes. `judge` (worlds.py) says what must hold
-afterwards, of what the processes left behind and of what a power cut leaves of that. A failure prints its choices, and
-`Choices(script=[...])` repeats it. Mutations that must fail here: docs/checkpoint.md, "How we know".
+The old attempt publishes saves; meanwhile a new one begins, restores and publishes. `judge` (worlds.py) says what must
+hold afterwards, of what the processes left behind and of what a power cut leaves of that. A failure prints its choices,
+and `Choices(script=[...])` repeats it. Each of these, done to commits.py or publish.py, makes a test here fail: any
+fsync of a record, part, manifest or folder left out, replace for link, the nonce not looked at, the last record not
+read again before a link, a newer attempt not noticed, one's own record not recognized, a folder discarded that may be
+published.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ Menu = Callable[[str, str], list[Fault]]
 
 @dataclass
 class World:
-    """Attempt 1 has begun on a disk where all is durable so far; "old" is its carrier, "new" whoever begins attempt 2."""
+    """Attempt 1 has begun on a disk where all is durable; "old" is its carrier, "new" is whoever begins attempt 2."""
 
     choices: Choices
     preemptions_max: int = 0
@@ -65,10 +68,12 @@ class World:
         if self.files:
             publish_small(setup, log, 1, 10)
         self.disk.sync_all()
-        shared = (lambda op, path: path.startswith(LOG)) if self.files else (lambda op, path: op in "read link fsync_dir")
-        self.baton = Baton(self.choices, self.disk.clock, self.preemptions_max, shared)
+        self.baton = Baton(self.choices, self.disk.clock, self.preemptions_max, self.matters_to_others)
         faults = chosen_faults(self.choices, self.menu, self.faults_max) if self.menu else None
         self.old, self.new = (FakePlatform(self.disk, name, self.baton, faults) for name in ("old", "new"))
+
+    def matters_to_others(self, op: str, path: str) -> bool:
+        return path.startswith(LOG) if self.files else op in ("read", "link", "fsync_dir")
 
     def run(self) -> None:
         for outcome in self.baton.run(self.old_attempt, self.new_attempt):
@@ -126,7 +131,7 @@ class World:
             self.confirmed.append(log.publish(attempt, step, "digest", "folder"))
 
     def check(self) -> None:
-        """What the processes left must stand, and so must what a power cut right now leaves of it; then life goes on."""
+        """What the processes left must stand, and what a power cut right now leaves of it, too; then life goes on."""
         if not self.disk.dark:
             self.disk.run_deferred(all_of_them=True)
             self.judge(FakePlatform(self.disk, "judge"))
@@ -167,8 +172,9 @@ def faults_of_a_disk(op: str, path: str) -> list[Fault]:
 
 
 def anything(op: str, path: str) -> list[Fault]:
-    extra = [delay(0.3)] if op in ("write", "fsync", "link") else []
-    return [*faults_of_a_disk(op, path), *extra, late(1), late(4)] if op not in ("read", "exists") else faults_of_a_disk(op, path)
+    """Slow and late operations as well."""
+    menu = faults_of_a_disk(op, path)
+    return menu if op in ("read", "exists") else [*menu, delay(0.3), late(1), late(4)]
 
 
 def test_every_interleaving_of_two_writers():
@@ -184,7 +190,7 @@ def test_every_single_fault_in_every_near_interleaving():
 
 
 def test_every_single_fault_of_whole_saves():
-    """With files: one fault at every operation of both attempts leaves only checkpoints that load, and goes on from there."""
+    """With files: one fault at any operation of both attempts leaves only checkpoints that load, and life goes on."""
     for choices in explore():
         World(choices, menu=faults_of_a_disk).run()
 
@@ -196,9 +202,13 @@ def test_random_worlds_beyond():
 
 
 def test_every_outcome_of_a_power_cut():
-    """Whatever subset of unsynced names and contents a power cut spares, numbers stay dense and what was confirmed stays."""
+    """Whatever unsynced names and contents a power cut spares, numbers stay dense and what was confirmed stays."""
+
+    def menu(op: str, path: str) -> list[Fault]:
+        return [power_cut()] if op in CHANGES else []
+
     for choices in explore():
-        world = World(choices, preemptions_max=1, menu=lambda op, path: [power_cut()] if op in CHANGES else [], files=False)
+        world = World(choices, preemptions_max=1, menu=menu, files=False)
         log = CommitLog(world.old, LOG)
         outcomes = world.baton.run(
             lambda world=world, log=log: world.publish(world.old, log, 1, 10),
@@ -211,7 +221,7 @@ def test_every_outcome_of_a_power_cut():
 @pytest.mark.parametrize("op", ["write", "create", "mkdir", "fsync", "fsync_dir", "link"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_a_save_outlives_a_bad_disk(op, code):
-    """A disk that fails the same way for a while is retried in a new folder until it is well; the save is published once."""
+    """A disk that fails the same way for a while is retried in new folders until it is well; one is published."""
     disk = FakeDisk()
     platform = FakePlatform(disk, "a")
     platform.mkdir("/buffers")

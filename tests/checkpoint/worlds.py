@@ -138,7 +138,8 @@ ROWS = 96
 
 
 def big_state(attempt: int, step: int, writers: int, writer: str | None) -> list[fmt.LocalTensor]:
-    """400 KiB cut by rows over `writers`, as `writer` holds it; None: whole. Cheap to make: one seed, then arithmetic."""
+    """400 KiB cut by rows over `writers`, as `writer` holds it; None: whole. Cheap to make: one seed, then
+    arithmetic."""
     salt = (attempt * 1009 + step) % 251
     w = _base() + np.float32(salt)
     m = (_base()[:, :7] * 0 + salt).astype(np.uint8)
