@@ -21,10 +21,12 @@ class Bars:
     def __enter__(self) -> Bars:
         if self._out.isatty():
             from rich import progress as rich
+            from rich.console import Console
 
             self._bars = rich.Progress(
                 rich.TextColumn("{task.description:<20}"), rich.BarColumn(bar_width=36), rich.TaskProgressColumn(),
                 rich.TextColumn("{task.fields[done]}"), rich.TimeRemainingColumn(),
+                console=Console(file=self._out),
             )
             self._bars.__enter__()
         return self

@@ -22,11 +22,12 @@ from packtrain.core.units import bytes_text, duration_text
 from packtrain.data.build import BuildOptions, build
 from packtrain.data.stdlib import standard_library
 from packtrain.monitor import report
+from packtrain.recipes.first_light import MINUTES_MAX
 from packtrain.recipes.spec import RunSpec
 
 STORE = "first-light"
-MINUTES_AIM = 4.75
-"""Of training, so that evaluations, saves and a pace that sags still end before the recipe's six minutes."""
+AIM_PART = 0.8
+"""Of `train.minutes_max`: evaluations, saves and a pace that sags still end before the run is cut off."""
 TIMED_STEPS = 12
 STEPS_MIN = 20
 
@@ -69,12 +70,12 @@ def _build_store(platform: Platform, store: str) -> None:
 
 
 def _with_steps(platform: Platform, wanted: RunSpec, name: str) -> RunSpec:
-    """`train.steps` for `MINUTES_AIM` at this machine's pace, unless it was given."""
+    """`train.steps` for the time the run may take, at this machine's pace, unless it was given."""
     if any(override.startswith("train.steps=") for override in wanted.overrides):
         return wanted
     print(f"timing {TIMED_STEPS} steps on this machine ...", flush=True)
     step_s = time_steps(platform, wanted, folders.named(name))
-    steps = steps_for(step_s, MINUTES_AIM * 60)
+    steps = steps_for(step_s, AIM_PART * 60 * (wanted.train.minutes_max or MINUTES_MAX))
     tokens_per_s = wanted.data.batch_rows * wanted.data.length / step_s
     print(f"  {step_s:.3f} s a step, {tokens_per_s:,.0f} tokens/s: {steps:,} steps in {duration_text(steps * step_s)}")
     chosen = (f"train.steps={steps}",)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PLAIN_LINE_NS = 10 * NS
+DRAW_NS = NS // 4
+SPARK_FROM_WIDTH = 100
+"""Columns a terminal needs before the curve of the loss has room."""
 RECENT_STEPS = 20
 """Rates are means over this many steps."""
 SPARK_WIDTH = 32
@@ -120,7 +123,7 @@ class Progress:
 
     def left(self) -> str:
         left_s = self.left_s
-        return "" if left_s is None else f"{duration_text(left_s)} left"
+        return f"{duration_text(left_s)} left" if left_s else ""
 
 
 def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
@@ -193,16 +196,17 @@ class Live(_Fed):
             return
 
     def tick(self, now_ns: int) -> None:
-        self._now_ns = now_ns
-        self._draw()
+        if now_ns - self._now_ns >= DRAW_NS:
+            self._now_ns = now_ns
+            self._draw()
 
     def _draw(self) -> None:
         try:
-            self.rich.update(self.picture(), refresh=True)
+            self.rich.update(self.picture(self._now_ns, self._console.width), refresh=True)
         except OSError:
             return
 
-    def picture(self) -> RenderableType:
+    def picture(self, now_ns: int, width: int) -> RenderableType:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -211,15 +215,15 @@ class Live(_Fed):
         shown = self.progress
         head = Table.grid(padding=(0, 2))
         head.add_row(
-            Text(shown.name, style="bold"), ProgressBar(total=1.0, completed=shown.fraction, width=36),
+            Text(shown.name, style="bold"),
+            ProgressBar(total=1.0, completed=shown.fraction, width=36, complete_style="cyan", finished_style="green"),
             Text(f"{shown.step:,} of {shown.steps:,} steps"), Text(shown.left(), style="bold"),
         )
-        measures = Text("  ".join(shown.measures()))
-        status = Text("  ".join(shown.status(self._now_ns)), style="dim")
-        spark = Text(sparkline(shown.losses), style="cyan")
-        if spark.plain:
-            measures = Text.assemble(spark, "  ", measures)
-        return Group(head, measures, status) if measures.plain else Group(head, status)
+        spark = sparkline(list(shown.losses)) if width >= SPARK_FROM_WIDTH else ""
+        measures = Text("  ".join(part for part in (spark, *shown.measures()) if part))
+        measures.stylize("cyan", 0, len(spark))
+        status = Text("  ".join(shown.status(now_ns)), style="dim")
+        return Group(head, *(line for line in (measures, status) if line.plain))
 
 
 @contextmanager

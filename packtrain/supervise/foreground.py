@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.core.contract import NO_ORDER, Beat, Order, Place, Restore, Word, order_bytes, worker_env
-from packtrain.core.errors import PacktrainError, RunHeld, RunUnusable, error_named
+from packtrain.core.errors import OurError, PacktrainError, RunHeld, RunUnusable, error_named
 from packtrain.core.journal import Entry, Journal, Tail
 from packtrain.core.platform import Platform, Process
 from packtrain.core.records import (
@@ -86,6 +86,36 @@ class View(Protocol):
         """Called several times a second."""
 
 
+class Shielded:
+    """A view that may break without breaking the run: it is told of once, and then not used any more."""
+
+    def __init__(self, view: View, tell: Callable[[PacktrainError], None]) -> None:
+        self._view, self._tell, self._broken = view, tell, False
+
+    def entries(self, entries: Sequence[Entry]) -> None:
+        self._try(self._view.entries, entries)
+
+    def beat(self, beat: Beat) -> None:
+        self._try(self._view.beat, beat)
+
+    def say(self, text: str) -> None:
+        self._try(self._view.say, text)
+
+    def tick(self, now_ns: int) -> None:
+        self._try(self._view.tick, now_ns)
+
+    def _try(self, call: Callable[[Any], None], argument: Any) -> None:
+        if self._broken:
+            return
+        try:
+            call(argument)
+        except Exception as error:
+            self._broken = True
+            self._tell(OurError(
+                f"the display broke: {type(error).__name__}: {error}", where="view", fix="the run goes on without it"
+            ))
+
+
 @dataclass
 class Attempt:
     """What belongs to one attempt."""
@@ -94,7 +124,6 @@ class Attempt:
     worker: Process
     carrier: Process | None
     log_path: str
-    restored: Commit | None
     order: int = 0
     error: PacktrainError | None = None
     """The last error its worker journalled."""
@@ -164,7 +193,8 @@ class Foreground:
     """The shell around `one_node.decide`: turns what the machine says into events, and actions into deeds."""
 
     def __init__(self, job: Job, platform: Platform, view: View, folder: str, requests: Requests) -> None:
-        self._job, self._platform, self._view, self._requests = job, platform, view, requests
+        self._job, self._platform, self._requests = job, platform, requests
+        self._view = Shielded(view, lambda error: self._tell("warning", error))
         self._log = CommitLog(platform, f"{job.run_folder}/commits")
         self._journal = Journal(platform, f"{job.run_folder}/journal", role="foreground")
         self._tail = Tail(platform, f"{job.run_folder}/journal")
@@ -238,9 +268,15 @@ class Foreground:
         record = entry.record
         if isinstance(record, SaveDone) and record.commit:
             self._retainer.save_published()
-        ours = entry.writer == self._journal.writer
-        if isinstance(record, ErrorSeen) and record.severity == "error" and self._attempt is not None and not ours:
-            self._attempt.error = error_named(record.name, record.what, record.where, record.fix)
+        if isinstance(record, ErrorSeen) and entry.writer != self._journal.writer:
+            self._worker_error(error_named(record.name, record.what, record.where, record.fix), record.severity)
+
+    def _worker_error(self, error: PacktrainError, severity: str) -> None:
+        """A warning is shown at once; an error says why its attempt is about to end."""
+        if severity == "warning":
+            self._view.say(f"warning: {error.render()}")
+        elif self._attempt is not None:
+            self._attempt.error = error
 
     def _retained(self, done: Sequence[Mapping[str, Any]]) -> None:
         """Write down what the carrier did; what it refused is left for the next plan and not news."""
@@ -265,8 +301,8 @@ class Foreground:
 
     def _do(self, action: one_node.Action) -> None:
         match action:
-            case one_node.Begin():
-                self._begin()
+            case one_node.Begin(back=back):
+                self._begin(back)
             case one_node.StartCarrier():
                 self._start_carrier()
             case one_node.OrderStop(reason):
@@ -281,17 +317,18 @@ class Foreground:
             case one_node.Finish():
                 self._finish = action
 
-    def _begin(self) -> None:
+    def _begin(self, back: int) -> None:
         """Raises RunUnusable when the folder refuses what an attempt needs."""
         try:
-            self._commit_and_start()
+            self._commit_and_start(back)
         except OSError as error:
             raise unusable("an attempt cannot begin", error, self._job.run_folder) from error
 
-    def _commit_and_start(self) -> None:
+    def _commit_and_start(self, back: int) -> None:
         """In this order: from the commit on no earlier attempt can publish, whatever is still alive of it."""
         platform, job = self._platform, self._job
-        begin = self._log.begin(None, writers=(WRITER,), node=platform.node())
+        parent = self._further_back(back) if back else None
+        begin = self._log.begin(parent, writers=(WRITER,), node=platform.node())
         restored = self._log.restore_point()
         logs = f"{job.run_folder}/logs/{begin.attempt:04d}"
         platform.mkdir(logs)
@@ -302,8 +339,14 @@ class Foreground:
         ), durable=True)
         carrier = self._spawn_carrier(begin)
         worker = platform.spawn(job.worker, self._worker_env(begin, restored), log_path=f"{logs}/0.log")
-        self._attempt = Attempt(begin, worker, carrier, f"{logs}/0.log", restored)
-        self._happened(one_node.Began(ns=platform.boot_ns()))
+        self._attempt = Attempt(begin, worker, carrier, f"{logs}/0.log")
+        rolled_back_to = restored.step if parent is not None and restored is not None else None
+        self._happened(one_node.Began(ns=platform.boot_ns(), step=rolled_back_to))
+
+    def _further_back(self, back: int) -> int | None:
+        """Number of the save that lies `back` before the one the log leads to, or of the first there is."""
+        saves = [commit for commit in self._log.follow(self._log.head()) if commit.kind == "save"]
+        return saves[min(back, len(saves) - 1)].number if saves else None
 
     def _worker_env(self, begin: Commit, restored: Commit | None) -> dict[str, str]:
         place = Place(

@@ -6,6 +6,7 @@ The policy of the foreground. An attempt is one worker with one carrier beside i
     worker exits 75 after an order      stopped, as asked
     worker exits 75 because a last save found no home      stop: the same disk would refuse again
     worker exits 75 otherwise           begin another attempt at once
+    its checkpoint is damaged           once more from the same, then from the save before it, and further back
     worker exits 78                     stop, and never begin again: a configuration does not heal
     anything else                       name the likely cause, begin another attempt at once
     beats overdue                       SIGKILL, then as above
@@ -26,8 +27,10 @@ from packtrain.core.errors import (
     EXIT_CONFIG,
     EXIT_DONE,
     CarrierLost,
+    CheckpointDamaged,
     NoProgress,
     PacktrainError,
+    SaveFailed,
     StoppedOnRequest,
     WorkerCrashed,
     WorkerRefused,
@@ -56,9 +59,10 @@ class Opened:
 
 @dataclass(frozen=True)
 class Began:
-    """Worker and carrier of an attempt were started."""
+    """Worker and carrier of an attempt were started. `step`: what it restores, when that lies further back."""
 
     ns: int
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,9 +110,10 @@ Event = Opened | Began | Heard | Asked | WorkerEnded | CarrierGone | Tick
 
 @dataclass(frozen=True)
 class Begin:
-    """Commit a new attempt and start its processes."""
+    """Commit a new attempt and start its processes. `back`: saves to go back from the one the log leads to."""
 
     reason: str
+    back: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,8 @@ class State:
     """Highest completed step known before this attempt."""
     attempt_step: int = -1
     fruitless: int = 0
+    damaged: int = 0
+    """Attempts in a row that could not read their checkpoint."""
     running: bool = False
     stopping: str = ""
     """Who asked to stop; empty: nobody."""
@@ -192,7 +199,7 @@ def decide(state: State, event: Event) -> Step:
         case Opened():
             return replace(state, best_step=event.best_step), [Begin(reason="the run was asked for")]
         case Began():
-            return _began(state, event.ns), []
+            return _began(state, event), []
         case Heard():
             return _heard(state, event), []
         case Asked():
@@ -205,9 +212,12 @@ def decide(state: State, event: Event) -> Step:
             return _tick(state, event.ns)
 
 
-def _began(state: State, ns: int) -> State:
+def _began(state: State, event: Began) -> State:
+    """After a rollback progress is counted from the older step."""
+    ns = event.ns
     return replace(
         state, running=True, attempt_step=-1, killed="", kill_at_ns=0, looked_ns=ns, carrier_began_ns=ns,
+        best_step=state.best_step if event.step is None else event.step,
         overdue_ns=ns + round(FIRST_BEAT_FACTOR * state.config.beat_overdue_s * NS),
         carrier_again_ns=0, carrier_failures=0,
     )
@@ -277,6 +287,7 @@ def _worker_ended(state: State, event: WorkerEnded) -> Step:
     state = replace(
         state, running=False, best_step=max(state.best_step, state.attempt_step),
         fruitless=0 if progressed else state.fruitless + 1,
+        damaged=state.damaged + 1 if event.error is not None and event.error.name == CheckpointDamaged.name else 0,
     )
     reason = _reason(state, event)
     state, actions = _after(state, event, reason)
@@ -306,7 +317,7 @@ def _after(state: State, event: WorkerEnded, reason: str) -> Step:
         return _finish(state, Finish(exit_code=EXIT_CONFIG, reason=reason, error=error))
     if state.stopping:
         return _finish(state, _stopped(reason, event))
-    if event.status == EXIT_AGAIN and event.error is not None and event.error.name == "checkpoint.save_failed":
+    if event.status == EXIT_AGAIN and event.error is not None and event.error.name == SaveFailed.name:
         return _finish(state, Finish(exit_code=EXIT_AGAIN, reason=reason, error=event.error))
     if state.fruitless >= state.config.attempts_without_progress:
         error = NoProgress(
@@ -315,7 +326,7 @@ def _after(state: State, event: WorkerEnded, reason: str) -> Step:
             fix="read the worker's log; the same command tries again from the last published step",
         )
         return _finish(state, Finish(exit_code=error.exit_code, reason="no progress", error=error))
-    return state, [Warn(error=_crash(state, reason)), Begin(reason=reason)]
+    return state, [Warn(error=_crash(state, reason)), Begin(reason=reason, back=max(0, state.damaged - 1))]
 
 
 def _crash(state: State, reason: str) -> PacktrainError:

@@ -28,11 +28,9 @@ T = TypeVar("T")
 class Driven:
     """A foreground in a process of its own, with the toy as its worker."""
 
-    def __init__(self, folder: pathlib.Path, toy: dict[str, Any], fast: bool = False, **options: Any) -> None:
+    def __init__(self, folder: pathlib.Path, toy: dict[str, Any], *flags: str, **options: Any) -> None:
         self.folder = folder
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "TOY": json.dumps(toy)}
-        if fast:
-            env["FAST"] = "1"
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "TOY": json.dumps(toy), **dict.fromkeys(flags, "1")}
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "drive.py"), str(folder), json.dumps(options)], env=env, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -57,8 +55,8 @@ class Driven:
 
 
 @contextmanager
-def driven(folder: pathlib.Path, toy: dict[str, Any], fast: bool = False, **options: Any) -> Iterator[Driven]:
-    run = Driven(folder, toy, fast, **options)
+def driven(folder: pathlib.Path, toy: dict[str, Any], *flags: str, **options: Any) -> Iterator[Driven]:
+    run = Driven(folder, toy, *flags, **options)
     try:
         yield run
     finally:
@@ -66,9 +64,9 @@ def driven(folder: pathlib.Path, toy: dict[str, Any], fast: bool = False, **opti
         run.process.communicate()
 
 
-def drive(folder: pathlib.Path, toy: dict[str, Any], fast: bool = False, **options: Any) -> tuple[int, str]:
+def drive(folder: pathlib.Path, toy: dict[str, Any], *flags: str, **options: Any) -> tuple[int, str]:
     """Start one and wait for its end."""
-    with driven(folder, toy, fast, **options) as run:
+    with driven(folder, toy, *flags, **options) as run:
         return run.end()
 
 

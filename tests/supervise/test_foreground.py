@@ -69,7 +69,7 @@ def test_a_second_signal_kills(folder: pathlib.Path) -> None:
 def test_the_grace_ends_in_sigkill(folder: pathlib.Path) -> None:
     """A worker that does not stop within the grace is killed, and the command says that it was not clean."""
     toy = {"steps": 10**9, "step_s": 0.01, "fail": {"1": [0, "deaf"]}}
-    with driven(folder, toy, fast=True, grace_s=2) as run:
+    with driven(folder, toy, "FAST", grace_s=2) as run:
         run.until("beat 5")
         run.signal(signal.SIGTERM)
         code, errors = run.end()
@@ -141,7 +141,7 @@ def test_a_killed_carrier_does_not_disturb_the_worker(folder: pathlib.Path) -> N
 
 def test_silence_is_killed_and_restarted(folder: pathlib.Path) -> None:
     """A worker that is alive and silent is killed when its beats are overdue, and the run goes on."""
-    code, errors = drive(folder, {"steps": 20, "fail": {"1": [10, "stop"]}}, fast=True, beat_overdue_s=5)
+    code, errors = drive(folder, {"steps": 20, "fail": {"1": [10, "stop"]}}, "FAST", beat_overdue_s=5)
     assert (code, errors) == (0, "")
     first = records(folder, AttemptEnded)[0]
     assert first.exit_code == -9 and "silent for 5 s" in first.reason
@@ -208,3 +208,31 @@ def test_a_folder_that_cannot_be_used_is_one_message(folder: pathlib.Path) -> No
     code, errors = drive(folder, {"steps": 5})
     assert code == 75 and errors.startswith("[run.unusable]") and str(folder / "logs") in errors
     assert "Traceback" not in errors
+
+
+def test_a_broken_display_does_not_break_the_run(folder: pathlib.Path) -> None:
+    """A view that raises is told of once, as a warning, and the run goes on to its end."""
+    assert drive(folder, {"steps": 30, "step_s": 0.02}, "BROKEN_VIEW") == (0, "")
+    (warning,) = records(folder, ErrorSeen)
+    assert warning.severity == "warning" and "a fault of the display" in warning.what
+
+
+def test_a_disk_that_takes_no_save_is_a_warning_until_the_last_one(folder: pathlib.Path) -> None:
+    """Saves that fail leave the run going; when the last one finds no home the command ends in 75, and once only."""
+    folder.mkdir()
+    (folder / "checkpoints").write_text("in the way")
+    code, errors = drive(folder, {"steps": 40, "save_every": 10, "deadline_s": 1.0})
+    assert code == 75 and errors.startswith("[checkpoint.save_failed]")
+    assert [one.exit_code for one in records(folder, AttemptEnded)] == [75]
+    (folder / "checkpoints").unlink()
+    assert drive(folder, {"steps": 40}) == (0, "") and saved_state(folder) == expected(40)
+
+
+def test_a_damaged_checkpoint_is_left_for_the_one_before(folder: pathlib.Path) -> None:
+    """When the newest checkpoint cannot be read the run goes back one save, says so, and ends with the right result."""
+    assert drive(folder, {"steps": 20, "save_every": 10, "wait": True})[0] == 0
+    image = folder / "checkpoints" / restore_point(folder).folder / "part-r00000.safetensors"
+    image.write_bytes(image.read_bytes()[:-1] + b"!")
+    assert drive(folder, {"steps": 40}) == (0, "") and saved_state(folder) == expected(40)
+    assert [began.restore_step for began in records(folder, AttemptBegan)] == [-1, 20, 20, 10]
+    assert {error.name for error in records(folder, ErrorSeen)} == {"run.worker_crashed", "checkpoint.damaged"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packtrain.core.errors import PacktrainError, SaveFailed, WrongModel
+from packtrain.core.errors import CheckpointDamaged, PacktrainError, SaveFailed, WrongModel
 from packtrain.core.units import NS
 from packtrain.supervise import one_node as on
 from packtrain.supervise.config import SuperviseConfig
@@ -114,6 +114,17 @@ def test_progress_resets_the_count() -> None:
         state, actions = play(ended(1), state=state)
         assert isinstance(actions[-1], on.Begin)
         state, _ = play(on.Began(ns=0), on.Heard(ns=0, step=step), state=state)
+
+
+def test_a_damaged_checkpoint_is_left_behind() -> None:
+    """A checkpoint that cannot be read is tried once more, then the one before it, and progress counts from there."""
+    error = CheckpointDamaged("bytes 0..9: crc32c differs")
+    state, actions = play(ended(75, error), state=running(step=-1))
+    assert actions[-1] == on.Begin(reason=error.what, back=0)
+    state, actions = play(on.Began(ns=0), ended(75, error), state=state)
+    assert actions[-1] == on.Begin(reason=error.what, back=1)
+    state, _ = play(on.Began(ns=0, step=2), on.Heard(ns=0, step=3), ended(1), state=state)
+    assert (state.fruitless, state.damaged, state.best_step) == (0, 0, 3)
 
 
 def test_a_replayed_step_is_not_progress() -> None:

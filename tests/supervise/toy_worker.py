@@ -21,13 +21,14 @@ from packtrain.checkpoint.reader import open_restore
 from packtrain.checkpoint.saver import Saver
 from packtrain.core import contract
 from packtrain.core.contract import Word
-from packtrain.core.errors import WrongModel
+from packtrain.core.errors import CheckpointDamaged, SaveFailed, WrongModel
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import ErrorSeen, PhaseTotals, SaveDone, StepDone
 
 SPEC = TensorSpec("state", "int64", (2,), ("pair",))
 TOY = json.loads(os.environ.get("TOY", "{}"))
+DEADLINE_S = TOY.get("deadline_s", 20.0)
 
 
 def advance(state: np.ndarray) -> np.ndarray:
@@ -45,7 +46,7 @@ class Toy:
         self.journal = Journal(self.platform, f"{self.place.run}/journal")
         self.saver = Saver(
             self.platform, f"{self.place.run}/buffers", contract.CarrierClient(self.place.carrier), self.place.attempt,
-            "r00000", deadline_s=20.0,
+            "r00000", deadline_s=DEADLINE_S,
         )
         self.at, self.how = TOY.get("fail", {}).get(str(self.place.attempt), [None, ""])
         self.state = self.restored()
@@ -55,7 +56,11 @@ class Toy:
         restore = contract.restore(os.environ)
         if restore is None:
             return np.zeros(2, np.int64)
-        return open_restore(self.platform, self.place.run, restore.commit, restore.digest).read("state")
+        try:
+            return open_restore(self.platform, self.place.run, restore.commit, restore.digest).read("state")
+        except CheckpointDamaged as error:
+            self.journal.write(ErrorSeen(severity="error", **error.as_dict()), durable=True)
+            sys.exit(error.exit_code)
 
     def main(self) -> int:
         self.beats.enter("step", int(self.state[0]))
@@ -81,12 +86,15 @@ class Toy:
         self.write_down(self.saver.poll())
 
     def save_last(self) -> None:
-        """Until this step is published; a carrier may be lost on the way."""
+        """Until this step is published; a carrier may be lost on the way. Raises SaveFailed at the deadline."""
+        end_ns = self.platform.boot_ns() + int(DEADLINE_S * 1e9)
         with self.beats.during("save"):
             while self.published != self.state[0]:
-                self.write_down(self.saver.wait_all(20.0))
+                self.write_down(self.saver.wait_all(DEADLINE_S))
                 self.save()
-                self.write_down(self.saver.wait_all(20.0))
+                self.write_down(self.saver.wait_all(DEADLINE_S))
+                if self.platform.boot_ns() > end_ns and self.published != self.state[0]:
+                    raise SaveFailed("the last save found no home", where="the toy", fix="make room")
 
     def write_down(self, results: list) -> None:
         for result in results:
@@ -98,7 +106,11 @@ class Toy:
         self.journal.flush()
 
     def leave(self, code: int) -> int:
-        self.save_last()
+        try:
+            self.save_last()
+        except SaveFailed as error:
+            self.journal.write(ErrorSeen(severity="error", **error.as_dict()), durable=True)
+            return error.exit_code
         self.saver.close()
         self.beats.close()
         self.journal.write(PhaseTotals(attempt=self.place.attempt, rank=0, ns=self.beats.totals()))
