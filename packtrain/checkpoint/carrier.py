@@ -147,13 +147,15 @@ class _Open:
 class Carrier:
     """The loop and its few tables. Threads hand results back through a queue; only the loop changes the tables."""
 
-    def __init__(self, platform: Platform, run_folder: str, begin: Commit, listener: socket.socket) -> None:
+    def __init__(
+        self, platform: Platform, run_folder: str, begin: Commit, latest: Commit | None, listener: socket.socket
+    ) -> None:
         self._platform = platform
         self._run_folder = run_folder
         self._begin = begin
         self._log = CommitLog(platform, f"{run_folder}/commits")
         self._saves: dict[int, _Open] = {}
-        self._latest: Commit | None = None
+        self._latest = latest
         self._hung = 0
         self._retaining = False
         self._stopping = False
@@ -432,7 +434,10 @@ def _failure(ticket: int, step: int, error: PacktrainError) -> dict[str, Any]:
 
 
 def open_carrier(platform: Platform, run_folder: str, socket_path: str, begin_number: int) -> Carrier:
-    """Look up the attempt, make the folders, listen. Raises CommitUnknown when that record is no `begin`."""
+    """Look up the attempt, make the folders, listen. Raises CommitUnknown when that record is no `begin`.
+
+    A save that an earlier carrier of this attempt published without living to say so is known from the start.
+    """
     log = CommitLog(platform, f"{run_folder}/commits")
     begin = log.read(begin_number)
     if begin is None or begin.kind != "begin":
@@ -442,7 +447,9 @@ def open_carrier(platform: Platform, run_folder: str, socket_path: str, begin_nu
     for name in ("checkpoints", "tombstones"):
         platform.mkdir(f"{run_folder}/{name}")
     platform.fsync_dir(run_folder)
-    return Carrier(platform, run_folder, begin, platform.stream_listener(socket_path))
+    last = log.last()
+    latest = last if last is not None and (last.kind, last.attempt) == ("save", begin.attempt) else None
+    return Carrier(platform, run_folder, begin, latest, platform.stream_listener(socket_path))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

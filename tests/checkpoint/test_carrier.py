@@ -26,7 +26,7 @@ from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import CommitUnknown, SaveFailed
 from packtrain.core.platform import File, LocalPlatform
 from packtrain.core.units import NS
-from tests.checkpoint.worlds import image_of, judge, make_run, must_load, same_bits, small_state
+from tests.checkpoint.worlds import image_of, judge, make_run, must_load, publish_small, same_bits, small_state
 
 LONG_S = 60.0
 """Never waited out: the outcome comes first, or `Rig.skip` lets this long pass at once."""
@@ -384,6 +384,17 @@ def test_a_lost_carrier_leaves_its_buffer_and_a_new_one_goes_on(rig):
     assert one(saver.wait_all(LONG_S)).error is None
     assert not before & set(os.listdir(f"{rig.folder}/buffers"))
     judge(rig.platform, rig.folder)
+
+
+def test_a_new_carrier_knows_what_the_old_one_published(rig):
+    """A save published by a carrier that did not live to say so is no reason to stop: offered again, it is done."""
+    publish_small(rig.platform, rig.log, 1, 10, rig.folder)
+    rig.start_carrier("c1")
+    client = rig.client()
+    client.offer(rig.offer())
+    outcome = client.wait(1, LONG_S)
+    assert (outcome["ok"], outcome["commit"]) == (True, 2)
+    assert rig.log.head() == 2
 
 
 def test_a_saver_clears_what_earlier_attempts_left(rig):

@@ -280,7 +280,7 @@ def test_a_later_format_says_so():
 def test_a_hostile_folder_in_a_record_is_refused(folder):
     """A record whose folder is not that of its step and attempt opens nothing."""
     platform, commit = tiny()
-    with pytest.raises(CheckpointDamaged):
+    with pytest.raises(CheckpointDamaged, match="is not the folder"):
         open_checkpoint(platform, RUN, msgspec.structs.replace(commit, folder=folder))
 
 
