@@ -7,6 +7,7 @@ import pathlib
 import random
 import signal
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -24,9 +25,9 @@ LANES = 2
 ENDING_S = 120
 """Left of the session's time to let the last runs end."""
 TARGETS = ("worker", "worker", "worker", "carrier", "foreground")
-EARLY = 0.15
-"""Share of kills at any moment from now, also before the trainer's first step; the others follow a new save."""
-EARLY_S, LATE_S = 5.0, 0.3
+MOMENTS = {"at any moment": 3, "in a save": 10, "after a save": 7}
+"""How often each is chosen. At any moment: also before the trainer's first step."""
+ANY_S, IN_S, AFTER_S = 5.0, 0.05, 0.3
 
 
 class Killer:
@@ -59,24 +60,30 @@ class Killer:
 
     def strike(self) -> bool:
         """Kill at a moment the dice choose; False when the target was not there to be killed."""
-        target, early = self.dice.choice(TARGETS), self.dice.random() < EARLY
-        if early:
-            self.run.platform.sleep(self.dice.uniform(0, EARLY_S))
+        target = self.dice.choice(TARGETS)
+        moment = self.dice.choices(list(MOMENTS), list(MOMENTS.values()))[0]
+        if moment == "at any moment":
+            self.run.platform.sleep(self.dice.uniform(0, ANY_S))
         else:
             self.wait_for_saves(self.dice.randint(1, 3))
-            self.run.platform.sleep(self.dice.uniform(0, LATE_S))
+            if moment == "in a save":
+                self.wait_for(self.saving, "a save in flight")
+            self.run.platform.sleep(self.dice.uniform(0, IN_S if moment == "in a save" else AFTER_S))
         in_flight = self.saving()
         if not self.run.send(target, signal.SIGKILL):
             return False
-        self.counts.update(["kills", target, "at any moment" if early else "after a save"])
-        self.counts["with a save in flight"] += in_flight
+        self.counts.update(["kills", target, moment, *["save in flight at that moment"] * in_flight])
         return True
+
+    def wait_for(self, ready: Callable[[], bool], what: str) -> None:
+        """Until it is so, or the run has ended."""
+        for _ in self.run.looks(120, what):
+            if ready() or self.done():
+                return
 
     def wait_for_saves(self, more: int) -> None:
         wanted = len(self.run.saves()) + more
-        for _ in self.run.looks(120, f"save {wanted}"):
-            if len(self.run.saves()) >= wanted or self.done():
-                return
+        self.wait_for(lambda: len(self.run.saves()) >= wanted, f"save {wanted}")
 
     def saving(self) -> bool:
         """Whether the attempt that runs now has a folder that is not published yet."""
@@ -86,7 +93,7 @@ class Killer:
 
     def check(self) -> None:
         """The log only grew, the journal reads, and what a restart would restore loads and is no older than before."""
-        commits = self.run.commits()
+        commits = self.run.log.all() if self.run.commits() else []
         assert commits[: len(self.known)] == self.known
         self.known = commits
         self.run.entries()

@@ -41,6 +41,7 @@ class Trial:
         self.run = home / "runs" / "trial"
         self.log = CommitLog(self.platform, str(self.run / "commits"))
         self.foreground: Process | None = None
+        self._commits: list[Commit] = []
         home.mkdir(parents=True, exist_ok=True)
         wanted = (*SETTINGS, f"train.steps={steps}", *settings)
         options = [word for setting in wanted for word in ("--set", setting)]
@@ -113,8 +114,10 @@ class Trial:
         return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in logs if path.exists())
 
     def commits(self) -> list[Commit]:
-        """Empty before the run has a log."""
-        return self.log.all() if (self.run / "commits").is_dir() else []
+        """The log so far. Only what is new is read, so this may be asked a hundred times a second."""
+        while (self.run / "commits").is_dir() and (commit := self.log.read(len(self._commits) + 1)) is not None:
+            self._commits.append(commit)
+        return self._commits
 
     def saves(self) -> list[Commit]:
         return [commit for commit in self.commits() if commit.kind == "save"]
