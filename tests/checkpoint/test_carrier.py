@@ -376,6 +376,7 @@ def test_a_lost_carrier_leaves_its_buffer_and_a_new_one_goes_on(rig):
     rig.closing.pop(0)()
     lost = one(saver.wait_all(LONG_S))
     assert (lost.commit, lost.error["name"]) == (0, "checkpoint.carrier_lost")
+    assert before and not before & set(os.listdir(f"{rig.folder}/buffers"))
     assert saver.save(20, small_state(1, 20), {}) is None and saver.skipped == 1
     rig.platform.gate.set()
     os.unlink(rig.socket)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from packtrain.checkpoint.publish import SLACK_BYTES
+from packtrain.checkpoint.publish import SLACK_BYTES, Gate, Save, carry
 from packtrain.checkpoint.reader import verify_commit
+from packtrain.core.fake import FakeDisk, FakePlatform
+from packtrain.core.units import NS
 from tests.checkpoint.test_carrier import LONG_S, Rig, one
-from tests.checkpoint.worlds import tensor_of
+from tests.checkpoint.worlds import RUN, WRITER, make_run, part_of, tensor_of
 
 SIZE_BYTES = 8 << 20
 STATE_BYTES = 1 << 20
@@ -70,6 +72,23 @@ def test_a_full_disk_is_one_warning_and_the_next_save_works(rig, small_disk, tmp
     assert result.error is None
     commit = rig.log.read(result.commit)
     assert commit.step == 20 and verify_commit(rig.platform, rig.folder, commit) == []
+
+
+def test_what_cannot_end_is_not_begun():
+    """A save larger than what is free makes no file at all until there is room, so journal and log keep theirs."""
+    platform = FakePlatform(FakeDisk(capacity_bytes=8 << 20), "a")
+    log = make_run(platform)
+    log.begin(0, (WRITER,), "node")
+    platform.mkdir("/buffers")
+    part = part_of(platform, [tensor_of("w", "uint8", (3 << 20,))], "/buffers/b")
+    platform.write_new("/hog", bytes(3 << 20))
+    save = Save(1, 1, (part,), {}, platform.boot_ns() + 60 * NS)
+    begun = len(platform.disk.trace)
+    platform.faults = lambda op, path, n: platform.unlink("/hog") if op == "sleep" and platform.exists("/hog") else None
+    commit = carry(platform, log, RUN, save, Gate())
+    before_room = platform.disk.trace[begun : platform.disk.trace.index(("a", "unlink", "/hog"))]
+    assert {op for _, op, _ in before_room} <= {"free_bytes", "exists", "sleep"}
+    assert verify_commit(platform, RUN, commit) == []
 
 
 @pytest.mark.root
