@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.core.contract import Beat
 from packtrain.core.journal import Entry
-from packtrain.core.records import EvalDone, SaveDone, StepDone, TrainerStarted
+from packtrain.core.records import AttemptBegan, EvalDone, SaveDone, StepDone
 from packtrain.core.units import NS, bytes_text, duration_text
 from packtrain.monitor.fold import Facts
 
@@ -57,14 +57,14 @@ class Progress:
             self.recent.append(record)
             self.trained_s += record.seconds
             self.facts.steps = self.facts.steps[-1:]  # a display needs the last one; the report reads them all
-        elif isinstance(record, TrainerStarted):
+        elif isinstance(record, AttemptBegan):
             self.recent.clear()
         elif isinstance(record, SaveDone) and record.commit:
             self.saved_ns = entry.ns
 
     @property
     def step(self) -> int:
-        return self.recent[-1].step if self.recent else max(0, self.beat.step) if self.beat else 0
+        return self.recent[-1].step if self.recent else max(self.facts.step, self.beat.step if self.beat else 0)
 
     @property
     def step_s(self) -> float:

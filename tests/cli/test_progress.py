@@ -13,7 +13,7 @@ from packtrain.cli.bars import Bars
 from packtrain.cli.progress import PLAIN_LINE_NS, SPARKS, Live, Plain, Progress, sparkline
 from packtrain.core.contract import Beat
 from packtrain.core.journal import Entry
-from packtrain.core.records import EvalDone, Record, SaveDone, StepDone, TrainerStarted
+from packtrain.core.records import AttemptBegan, EvalDone, Record, SaveDone, StepDone
 from packtrain.core.units import NS
 
 
@@ -89,10 +89,7 @@ def test_time_left_is_bounded_by_the_time_the_run_may_take() -> None:
 def test_a_new_attempt_starts_with_no_pace() -> None:
     """The pace of the attempt before says nothing about the next one's."""
     progress = trained()
-    progress.take(entry(TrainerStarted(
-        attempt=2, rank=0, parameters=1, mesh={}, attention="reference", precision="f32", peak_flops_per_s=1.0,
-        digest_repeats=True,
-    )))
+    progress.take(entry(AttemptBegan(attempt=2, commit=4, parent=3, restore_step=700)))
     assert progress.left_s is None and progress.step == 900
 
 
