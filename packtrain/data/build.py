@@ -130,6 +130,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     fingerprint: str
     files: int
+    bytes: int
     units: int
     ignored: int
 
@@ -167,13 +168,14 @@ def _request(paths: Sequence[str], options: BuildOptions, progress: Progress) ->
     if os.path.isfile(options.tokenizer):
         with open(options.tokenizer, "rb") as file:
             digest.update(file.read())
-    n_files = 0
+    n_files = n_bytes = 0
 
     def counted() -> Iterator:
-        nonlocal n_files
+        nonlocal n_files, n_bytes
         for found in listing:
             digest.update(msgspec.json.encode(found))
             n_files += 1
+            n_bytes += found.bytes
             yield found
 
     n_units = sum(1 for _ in units(counted(), UNIT_PARTS * options.part_bytes, options.document_bytes_max))
@@ -182,7 +184,9 @@ def _request(paths: Sequence[str], options: BuildOptions, progress: Progress) ->
             f"no file here looks like text ({listing.ignored} passed over by their suffix)", where=", ".join(paths),
             fix="name other paths, or say which suffixes are text (--suffix .ext)",
         )
-    return Request(fingerprint=digest.hexdigest(), files=n_files, units=n_units, ignored=listing.ignored)
+    return Request(
+        fingerprint=digest.hexdigest(), files=n_files, bytes=n_bytes, units=n_units, ignored=listing.ignored
+    )
 
 
 def _finished(platform: Platform, out: str, request: Request) -> BuildCard | None:
@@ -206,7 +210,7 @@ def _hold_and_build(
     if lock is None:
         raise BuildTaken("another process is making it just now", where=work, fix="wait for it, or stop it")
     try:
-        workers, memory = _size(options)
+        workers, memory = _size(options, request.bytes)
         with Pool(workers) as pool:
             job = _Job(platform, work, options, progress, pool, memory // max(2, workers + 1))
             return job.run(paths, out, request)
@@ -214,12 +218,15 @@ def _hold_and_build(
         lock.release()
 
 
-def _size(options: BuildOptions) -> tuple[int, int]:
-    """Workers and bytes of memory to use. The parent counts as a worker; alone, it does the work itself."""
+def _size(options: BuildOptions, corpus_bytes: int) -> tuple[int, int]:
+    """Workers and bytes of memory to use: no more workers than fit, or than there are parts of text to work on.
+
+    The parent takes as much memory as a worker; where only one is left, it does the work itself.
+    """
     memory = options.memory_bytes_max or max(MEMORY_BYTES_MIN, psutil.virtual_memory().available // 2)
     cores = len(os.sched_getaffinity(0))
     fit = memory // WORKER_BYTES - 1
-    return max(1, min(options.workers or cores, fit)), memory
+    return max(1, min(options.workers or cores, fit, corpus_bytes // options.part_bytes)), memory
 
 
 class _Job:

@@ -224,7 +224,7 @@ def _row_group(file: Any, group: int, field: str, path: str, skips: Skips) -> It
 
     row = 0
     try:
-        for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=[field]):
+        for batch in file.iter_batches(256, row_groups=[group], columns=[field], use_threads=False):
             # As bytes: one row that is not UTF-8 must not take the others of its batch with it.
             for text in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
                 row += 1

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.core.errors import Contradiction, CorpusMissing, StoreDamaged, TokenizerMismatch
-from packtrain.data.loader import Batch, Loader, Prefetcher
+from packtrain.core.errors import Contradiction, CorpusEmpty, CorpusMissing, StoreDamaged, TokenizerMismatch
+from packtrain.data.config import DataConfig, StoreUse
+from packtrain.data.loader import Batch, Loader, Prefetcher, open_loader
 from packtrain.data.store import Store
 from packtrain.data.tokenizer import train_bpe
 from tests.data.makers import END, PLATFORM, VOCAB, loader_of, source_text, write_store, write_token_store
@@ -186,7 +187,7 @@ def test_damage_is_an_error(tmp_path: pathlib.Path) -> None:
 def test_allowed_damage_keeps_its_slot(tmp_path: pathlib.Path) -> None:
     """Under an allowance a damaged row keeps its place with weight 0 while the others stay; over it, damage is an
     error."""
-    store = write_token_store(tmp_path / "s", [900] * 1200)
+    store = write_token_store(tmp_path / "s", [450] * 2400)
     whole = loader_of([store], rows=64, length=900).batch(0)
     damage(store, block=1)
     loader = loader_of([store], rows=64, length=900, damaged_rows_max=64)
@@ -211,13 +212,18 @@ def test_stores_of_one_run_share_a_tokenizer(tmp_path: pathlib.Path, store: str)
 
 
 def test_bad_runs_are_refused(tmp_path: pathlib.Path, store: str) -> None:
-    """No store, a store that is not there, and one store named twice each end in their own error."""
+    """No store, one that is not there, an empty one, one named twice and a wrong vocabulary each end in their own
+    error."""
     with pytest.raises(Contradiction, match="no store"):
         loader_of([], rows=4, length=64)
     with pytest.raises(CorpusMissing, match="no store here"):
         loader_of([str(tmp_path / "nothing")], rows=4, length=64)
     with pytest.raises(Contradiction, match="twice"):
         loader_of([store, store], rows=4, length=64)
+    with pytest.raises(CorpusEmpty, match="no document"):
+        loader_of([write_store(tmp_path / "empty", [])], rows=4, length=64)
+    with pytest.raises(TokenizerMismatch, match="the model has 256"):
+        open_loader(DataConfig(stores=(StoreUse(path=store),)), 0, 256)
 
 
 def test_prefetched_is_loaded(two: Loader) -> None:
@@ -238,22 +244,31 @@ def test_prefetcher_loads_one_hosts_rows(two: Loader) -> None:
 
 
 def test_prefetcher_stays_within_its_depth(two: Loader) -> None:
-    """Never are more than `depth` batches made ahead of the one asked for."""
+    """Unasked, `depth` batches are made ahead of the one asked for last, each once, and never one more."""
 
     class Counting(Loader):
         made: list[int] = []
+        too_far: list[int] = []
+        asked = -1
+        changed = threading.Condition()
 
         def rows(self, data_index: int, row_slice: slice) -> Batch:
-            self.made.append(data_index)
+            with self.changed:
+                self.made.append(data_index)
+                self.too_far += [data_index] * (data_index > self.asked + 3)
+                self.changed.notify_all()
             return super().rows(data_index, row_slice)
 
     loader = Counting(two._plan, two._sources, two.tokenizer)
     feed = Prefetcher(loader, 0, 3)
-    for index in range(20):
+    for index in range(60):
+        with loader.changed:
+            loader.changed.wait_for(lambda index=index: index + 2 in loader.made)
+            loader.asked = index
         feed.get(index)
-        assert max(loader.made) <= index + 3
     feed.close()
-    assert sorted(set(loader.made)) == loader.made, "each batch is made once"
+    assert loader.too_far == []
+    assert sorted(set(loader.made)) == loader.made
 
 
 def test_prefetcher_hands_on_errors(tmp_path: pathlib.Path) -> None:

@@ -108,12 +108,16 @@ def test_an_epoch_is_a_permutation(rows: int, per_window: int, epoch: int) -> No
 
 def test_epochs_differ_in_both_levels() -> None:
     """A new epoch, another seed and another store each change the order of windows and of rows in a group."""
-    def order(seed: int, store: str, epoch: int) -> list[tuple[int, int]]:
-        its = Share(store=store, packing="p", count=1, rows=1280, windows=128, rows_per_window=10)
+
+    def order(seed: int, store: str, epoch: int, windows: int = 128) -> list[tuple[int, int]]:
+        per_window = 1280 // windows
+        its = Share(store=store, packing="p", count=1, rows=1280, windows=windows, rows_per_window=per_window)
         shuffle = Shuffle(seed, its)
         return [shuffle.locate(epoch * 1280 + k) for k in range(1280)]
 
     orders = [order(0, "s", 0), order(0, "s", 1), order(1, "s", 0), order(0, "t", 0)]
+    inner = [order(0, "s", 0, 1), order(0, "s", 1, 1), order(1, "s", 0, 1), order(0, "t", 0, 1)]
+    assert all(a != b for a, b in itertools.combinations(inner, 2))
     for a, b in itertools.combinations(orders, 2):
         assert a != b
         assert {w for w, _ in a[:640]} != {w for w, _ in b[:640]}
