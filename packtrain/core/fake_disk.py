@@ -365,7 +365,6 @@ class FakeDisk:
     def power_off(self) -> None:
         """Every process on this disk is dead from here on."""
         self.dark = True
-        self.locks.clear()
         self._later.clear()
 
     def after_power_cut(self, choices: Choices) -> FakeDisk:

@@ -33,6 +33,15 @@ def worker(child: FakeProcess) -> Generator[float, None, int]:
     return 0
 
 
+def saver(child: FakeProcess) -> Generator[float, None, int]:
+    """Saves for thirty seconds when told to stop."""
+    child.catches.add(signal.SIGTERM)
+    while not child.signals:
+        yield 100
+    yield 30
+    return 75
+
+
 def deaf(child: FakeProcess) -> None:
     """Lives until it is killed."""
 
@@ -44,7 +53,7 @@ def dies(child: FakeProcess) -> None:
 
 
 def parent(disk: FakeDisk | None = None) -> FakePlatform:
-    programs = {"worker": worker, "deaf": deaf, "three": 3, "dies": dies}
+    programs = {"worker": worker, "deaf": deaf, "saver": saver, "three": 3, "dies": dies}
     return FakePlatform(disk or FakeDisk(), "a", programs=lambda argv: programs.get(argv[0]))  # type: ignore[arg-type]
 
 
@@ -75,6 +84,16 @@ def test_signals_end_or_wake() -> None:
     third = platform.spawn(["worker"], {})
     third.send_signal(signal.SIGKILL)
     assert third.poll() == -signal.SIGKILL
+
+
+def test_a_woken_program_sleeps_its_new_sleep() -> None:
+    """A program woken by a signal sleeps as long as it says from there on; the sleep it left does not wake it."""
+    platform = parent()
+    child = platform.spawn(["saver"], {})
+    platform.sleep(95)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait() == 75
+    assert round(platform.disk.clock.now_ns / 1e9) == 95 + 30
 
 
 def test_codes_and_programs_that_are_not_there() -> None:

@@ -112,6 +112,15 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert len({str(one) for one in runs}) == 20
 
 
+def test_no_two_processes_draw_the_same_tokens() -> None:
+    """Also two lives of one process on one node draw different tokens."""
+    disk = FakeDisk()
+    tokens = [FakePlatform(disk, name).token() for name in ("a", "a", "b") for _ in range(3)]
+    first = FakePlatform(disk)
+    tokens += [first.token(16), first.token(3), first.token(3)]
+    assert len(set(tokens)) == len(tokens) and {len(token) for token in tokens} == {16, 32, 6}
+
+
 def test_time_passes_only_when_all_wait() -> None:
     """Sleepers wake in the order of their times; a writer that works on keeps the clock from jumping."""
     disk = FakeDisk()
