@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 import pytest
+import safetensors
 
 from packtrain.checkpoint import carrier as carrier_module
 from packtrain.checkpoint.carrier import Carrier, open_carrier
@@ -169,6 +170,21 @@ def test_two_saves_on_their_way_and_a_third_is_skipped(rig):
     judge(rig.platform, rig.folder)
 
 
+def test_saves_are_written_one_after_the_other(rig):
+    """While one save hangs the next waits, for published late it would forbid the earlier one; busy beyond that."""
+    client, saver = rig.client(), rig.saver()
+    rig.platform.gate.clear()
+    saver.save(10, small_state(1, 10), {})
+    rig.platform.waiting.acquire()
+    saver.save(20, small_state(1, 20), {})
+    for ticket in (1, 2):
+        assert client.offer(rig.offer(id=ticket, step=30)) == "busy"
+    assert [(save.step, save.running) for save in rig.carrier._saves.values()] == [(10, True), (20, False)]
+    rig.platform.gate.set()
+    assert [result.error for result in saver.wait_all(LONG_S)] == [None, None]
+    assert [commit.step for commit in judge(rig.platform, rig.folder)[1:]] == [10, 20]
+
+
 def test_one_step_is_saved_once(rig):
     """A step on its way or published already is not written again: the same ticket, or the same commit at once."""
     saver = rig.saver()
@@ -191,6 +207,11 @@ def test_changed_shapes_get_a_new_image(rig):
         commit = rig.log.read(one(saver.wait_all(LONG_S)).commit)
         checkpoint = open_checkpoint(rig.platform, rig.folder, commit)
         assert list(checkpoint.specs) == [piece.spec.name for piece in pieces] and checkpoint.verify() == []
+        image = rig.platform.read(f"{checkpoint.folder}/part-r00000.safetensors")
+        entries = dict(safetensors.deserialize(image))
+        assert {name: bytes(entry["data"]) for name, entry in entries.items()} == {
+            piece.spec.name: piece.array.tobytes() for piece in pieces
+        }
 
 
 def test_all_writers_must_answer(tmp_path):
