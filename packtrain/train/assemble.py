@@ -43,7 +43,10 @@ def join_world(place: Place) -> None:
 def leave_world(place: Place) -> None:
     """Together: rank 0 hosts the coordination service, and who still works when it goes is aborted."""
     if place.world_size > 1:
-        jax.distributed.shutdown()
+        try:
+            jax.distributed.shutdown()
+        except RuntimeError as error:
+            print(f"the world did not end together: {error}", flush=True)  # all that was to be done is done
 
 
 def train(desk: Desk) -> None:
@@ -55,9 +58,10 @@ def train(desk: Desk) -> None:
     loader = open_loader(spec.data, spec.seed, spec.model.vocab, desk.platform)
     with desk.beats.during("restore"):
         state, standing, published = _state(desk, mesh, loader)
-    saver, facts = _saver(desk, state), facts_of(spec, loader, desk.platform)
+    specs, facts = state_specs(spec.model, spec.optim), facts_of(spec, loader, desk.platform)
+    saver = _saver(desk, sum(tensor.array.nbytes for tensor in local_tensors(state, specs)))
     with closing(saver), closing(Prefetcher(loader, standing.index, spec.data.prefetch_batches)) as feed:
-        saves = Saves(saver, spec, desk.platform, desk.journal, facts, published, desk.place.rank == 0)
+        saves = Saves(saver, specs, desk.platform, desk.journal, facts, published, desk.place.rank == 0)
         parts = Parts(
             spec=spec, mesh=mesh, platform=desk.platform, journal=desk.journal, beats=desk.beats, orders=orders,
             wire=Wire(mesh), feed=feed, step=make_step(spec.model, spec.optim, spec.guard, spec.train, mesh),
@@ -104,10 +108,8 @@ def check_lineage(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
             )
 
 
-def _saver(desk: Desk, state: State) -> Saver:
+def _saver(desk: Desk, image_bytes: int) -> Saver:
     place = desk.place
-    specs = state_specs(desk.spec.model, desk.spec.optim)
-    image_bytes = sum(tensor.array.nbytes for tensor in local_tensors(state, specs))
     return Saver(
         desk.platform, choose_buffer_folder(desk.platform, place.run, image_bytes), CarrierClient(place.carrier),
         place.attempt, writer_name(place.rank), desk.spec.checkpoint.deadline_s,

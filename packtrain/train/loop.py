@@ -329,7 +329,7 @@ class Loop:
         return Standing(self.index, self._trained(), self.windows)
 
     def _evaluate(self, final: bool = False) -> None:
-        """Held-out loss and samples. In the loop some rows and one sample; at the end all."""
+        """Held-out loss and samples: some rows and one sample in the loop, all of them at the end."""
         parts, train = self.parts, self.parts.spec.train
         between: Callable[[], None] = self._hear_stop if final else (lambda: None)
         rows_max, prompts = (0, train.sample_prompts) if final else (train.eval_rows_max, train.sample_prompts[:1])

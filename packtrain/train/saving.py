@@ -137,18 +137,18 @@ def warning(error: Mapping[str, str]) -> ErrorSeen:
 class Saves:
     """The saves of one rank in one attempt: what is offered, what came of it, and what to say about it.
 
-    `facts`: meta that all saves of the attempt share. `published`: (step, commit) the attempt restored, or (-1, 0).
+    `specs`: of every leaf of the state. `facts`: meta that all saves of the attempt share. `published`: (step, commit)
+    the attempt restored, or (-1, 0).
     """
 
     def __init__(
-        self, saver: Offering, spec: Sections, platform: Platform, journal: Journal, facts: Mapping[str, Any],
-        published: tuple[int, int] = (-1, 0), speaks: bool = True,
+        self, saver: Offering, specs: Mapping[str, LeafSpec], platform: Platform, journal: Journal,
+        facts: Mapping[str, Any], published: tuple[int, int] = (-1, 0), speaks: bool = True,
     ) -> None:
         self.published = published
         self.began_ns = platform.boot_ns()
         """When the last save began, or the attempt."""
-        self._saver, self._platform, self._journal = saver, platform, journal
-        self._specs = state_specs(spec.model, spec.optim)
+        self._saver, self._specs, self._platform, self._journal = saver, specs, platform, journal
         self._facts, self._speaks = dict(facts), speaks
         self._failure: dict[str, str] = {}
 

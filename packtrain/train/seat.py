@@ -20,6 +20,7 @@ from packtrain.core.contract import Beats, Place, Restore
 from packtrain.core.errors import Contradiction, NeitherRestoreNorFresh, RunHeld
 from packtrain.core.journal import Journal
 from packtrain.core.platform import Platform, Process
+from packtrain.core.records import AttemptBegan
 from packtrain.train.sections import Sections
 
 CARRIER_START_S = 10.0
@@ -44,8 +45,16 @@ def writer_name(rank: int) -> str:
     return f"r{rank:05d}"
 
 
+@dataclass(frozen=True)
+class Seat:
+    """`began`: by hand, what was begun, for the journal; under a supervisor that is the supervisor's to say."""
+
+    place: Place
+    began: AttemptBegan | None = None
+
+
 @contextmanager
-def seated(platform: Platform, env: Mapping[str, str], run: str, fresh: bool) -> Iterator[Place]:
+def seated(platform: Platform, env: Mapping[str, str], run: str, fresh: bool) -> Iterator[Seat]:
     """The place to train from.
 
     Raises NeitherRestoreNorFresh, BadValue, Contradiction, RunHeld and errors of the commit log.
@@ -66,11 +75,11 @@ def seated(platform: Platform, env: Mapping[str, str], run: str, fresh: bool) ->
             f"--fresh was given, but {contract.RESTORE} names a checkpoint", where="command line, environment",
             fix="leave out --fresh",
         )
-    yield place
+    yield Seat(place)
 
 
 @contextmanager
-def _by_hand(platform: Platform, env: Mapping[str, str], place: Place, run: str, fresh: bool) -> Iterator[Place]:
+def _by_hand(platform: Platform, env: Mapping[str, str], place: Place, run: str, fresh: bool) -> Iterator[Seat]:
     if place.world_size > 1:
         raise Contradiction(
             f"by hand there is one process, and {contract.WORLD_SIZE} is {place.world_size}", where="environment",
@@ -82,10 +91,13 @@ def _by_hand(platform: Platform, env: Mapping[str, str], place: Place, run: str,
         platform.mkdir(folder, 0o700)
         carrier = _start_carrier(platform, env, run, f"{folder}/carrier", begin)
         try:
-            yield Place(
+            own = Place(
                 run=run, attempt=begin.attempt, restore=restore, fresh=restore is None, carrier=f"{folder}/carrier",
                 grace_s=place.grace_s, node=platform.node(),
             )
+            yield Seat(own, AttemptBegan(
+                attempt=begin.attempt, commit=begin.number, parent=begin.parent, restore_step=begin.step
+            ))
         finally:
             _stop(carrier)
             _remove(platform, folder)

@@ -11,21 +11,20 @@ JAX is imported late: a wrong environment or spec is refused at once, and beats 
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from types import FrameType
 
-from packtrain.core.contract import RUN, Beats
+from packtrain.core.contract import RUN, Beats, Place
 from packtrain.core.errors import EXIT_DONE, EXIT_OURS, GuardRollback, GuardStopped, PacktrainError, StoppedOnRequest
 from packtrain.core.journal import Journal
-from packtrain.core.platform import LocalPlatform
+from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.records import ErrorSeen
 from packtrain.train.seat import Desk, seated
-from packtrain.train.sections import load
+from packtrain.train.sections import Sections, newest_spec, parse
 
 AGREED = (StoppedOnRequest, GuardStopped, GuardRollback)
 """Endings all ranks reach together; after any other, nobody waits for the rest of the world."""
@@ -48,7 +47,8 @@ class Signals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self._came = True
-        signal.signal(signal.SIGINT, signal.SIG_DFL if signum == signal.SIGINT else signal.getsignal(signal.SIGINT))
+        if signum == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more kills
         if self._tell is not None:
             self._tell()
 
@@ -61,9 +61,9 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     if not arguments.run and not env.get(RUN):
         parser.error("give a run folder")
     signals = Signals(by_hand=not env.get(RUN))
+    seated_by = _supervised if env.get(RUN) else _by_hand
     try:
-        with ExitStack() as stack:
-            return _seat(arguments.run, arguments.fresh, env, signals, stack)
+        return seated_by(arguments.run, arguments.fresh, env, signals)
     except PacktrainError as error:
         print(error.render(), file=sys.stderr, flush=True)
         return error.exit_code
@@ -72,33 +72,51 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         return EXIT_OURS
 
 
-def _seat(run: str, fresh: bool, env: Mapping[str, str], signals: Signals, stack: ExitStack) -> int:
+def _supervised(run: str, fresh: bool, env: Mapping[str, str], signals: Signals) -> int:
+    platform, place = LocalPlatform(), Place.from_env(env)
+    spec_path = newest_spec(platform, place.run)
+    with _journalled(platform, place) as journal:
+        spec = parse(platform.read(spec_path))
+        with seated(platform, env, run, fresh):
+            return _work(platform, place, spec, journal, signals)
+
+
+def _by_hand(run: str, fresh: bool, env: Mapping[str, str], signals: Signals) -> int:
     platform = LocalPlatform()
-    run = run or env[RUN]
-    spec = load(platform, run)
-    place = stack.enter_context(seated(platform, env, run, fresh))
-    journal = Journal(platform, os.path.join(place.run, "journal"), "trainer", place.rank)
-    stack.callback(journal.close)
-    beats = Beats(place.socket or None, place.attempt, place.rank)
-    stack.callback(beats.close)
-    return _work(Desk(platform, place, spec, journal, beats, signals.forward))
+    spec = parse(platform.read(newest_spec(platform, run)))
+    with seated(platform, env, run, fresh) as seat, _journalled(platform, seat.place) as journal:
+        assert seat.began is not None, "by hand an attempt is begun here"
+        journal.write(seat.began, durable=True)
+        return _work(platform, seat.place, spec, journal, signals)
 
 
-def _work(desk: Desk) -> int:
-    """Train. An error is journalled before it leaves, so that whoever watches knows it from the record."""
-    from packtrain.train import assemble
-
-    agreed = False
+@contextmanager
+def _journalled(platform: Platform, place: Place) -> Iterator[Journal]:
+    """This rank's journal. An error is in it before it leaves, so that whoever watches knows it from the record."""
+    journal = Journal(platform, f"{place.run}/journal", "trainer", place.rank)
     try:
-        assemble.join_world(desk.place)
-        assemble.train(desk)
-        agreed = True
-        return EXIT_DONE
+        yield journal
     except PacktrainError as error:
-        agreed = isinstance(error, AGREED)
         seen = ErrorSeen(severity="error", name=error.name, what=error.what, where=error.where, fix=error.fix)
-        desk.journal.write(seen, durable=True)
+        journal.write(seen, durable=True)
         raise
     finally:
-        if agreed:
-            assemble.leave_world(desk.place)
+        journal.close()
+
+
+def _work(platform: Platform, place: Place, spec: Sections, journal: Journal, signals: Signals) -> int:
+    with closing(Beats(place.socket or None, place.attempt, place.rank)) as beats:
+        from packtrain.train import assemble
+
+        desk, agreed = Desk(platform, place, spec, journal, beats, signals.forward), False
+        try:
+            assemble.join_world(place)
+            assemble.train(desk)
+            agreed = True
+            return EXIT_DONE
+        except AGREED:
+            agreed = True
+            raise
+        finally:
+            if agreed:
+                assemble.leave_world(place)

@@ -35,7 +35,7 @@ from packtrain.train.orders import Orders, Wire
 from packtrain.train.sample import Sampler
 from packtrain.train.saving import Offering, Saves, Standing, restore_state
 from packtrain.train.sections import Sections
-from packtrain.train.state import State, flatten, shardings, state_specs, unflatten
+from packtrain.train.state import LeafSpec, State, flatten, shardings, state_specs, unflatten
 from packtrain.train.step import Step, make_step
 
 SPEC = Sections(
@@ -47,6 +47,10 @@ SPEC = Sections(
     data=DataConfig(batch_rows=4, length=16),
     checkpoint=CheckpointConfig(every_s=0, deadline_s=5.0),
 )
+
+@functools.cache
+def specs() -> dict[str, LeafSpec]:
+    return state_specs(SPEC.model, SPEC.optim)
 
 
 def with_train(spec: Sections, **changes: Any) -> Sections:
@@ -193,7 +197,7 @@ def programs(steps: int = 6) -> Programs:
 def fresh_state(mesh: jax.sharding.Mesh) -> State:
     """A state to start from, the same on every mesh, without a program to compile for it."""
     leaves, places = {}, flatten(shardings(SPEC.model, SPEC.optim, mesh))
-    for number, (name, (shape, dtype, _)) in enumerate(state_specs(SPEC.model, SPEC.optim).items()):
+    for number, (name, (shape, dtype, _)) in enumerate(specs().items()):
         drawn = np.random.default_rng([SPEC.seed, number]).normal(0, 0.3, shape).astype(dtype)
         value = np.ones_like(drawn) if "norm" in name else drawn
         whole = value if name.startswith("params/") else np.zeros(shape, dtype)
@@ -237,7 +241,7 @@ class Attempt:
         made = programs(self.spec.train.steps)
         journal = Journal(self.platform, f"{self.folder}/journal")
         facts = {"plan_hash": "synthetic", "seed": self.spec.seed, "tokenizer_hash": "bytes", "code_hash": "test"}
-        saves = Saves(self.offering, self.spec, self.platform, journal, facts, self.published)
+        saves = Saves(self.offering, specs(), self.platform, journal, facts, self.published)
         parts = Parts(
             spec=self.spec, mesh=made.mesh, platform=self.platform, journal=journal, beats=Beats(None),
             orders=self.orders, wire=made.wire, feed=self.feed, step=self.around(ArmedStep(made.step, self.feed)),

@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 EPISODES, RANKS, SEED = 100, 4, 20
-DEADLINE_S = 240
-"""For all episodes together, on a busy machine; a rank that hangs is killed then, and the test fails."""
+DEADLINE_S = 540
+"""For all episodes together, on a machine many times too busy; a rank that hangs is killed then, and the test fails."""
 WORKER = pathlib.Path(__file__).with_name("words_worker.py")
 
 
@@ -31,6 +33,7 @@ def launch(folder: pathlib.Path, rank: int, port: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
+@pytest.mark.timeout(DEADLINE_S + 60)
 def test_all_ranks_stop_after_the_same_step(tmp_path: pathlib.Path) -> None:
     """In 100 episodes of orders and SIGTERMs that reach four skewed ranks at random moments, all ranks make the same
     number of calls and stop after the same step, and none hangs."""
