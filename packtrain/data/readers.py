@@ -194,7 +194,9 @@ def _parquet(item: Item, field: str, skips: Skips) -> Iterator[bytes]:
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(item.path, page_checksum_verification=True, buffer_size=1 << 20)
+        # Without these two the whole row group is held: they may be gigabytes.
+        bounded = {"pre_buffer": False, "buffer_size": 1 << 20}
+        file = pyarrow.parquet.ParquetFile(item.path, page_checksum_verification=True, **bounded)
     except (pyarrow.ArrowException, OSError) as error:
         skips.add(f"cannot be read: {_reason(error)}", item.path)
         return

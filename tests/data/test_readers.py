@@ -87,6 +87,17 @@ def test_parquet(tmp_path: pathlib.Path) -> None:
 BITS_OF_TEXT = st.sampled_from([b"\n", b"a", "é".encode(), "🐴".encode(), b"word ", b"x" * 40])
 
 
+def test_a_row_group_is_not_held(tmp_path: pathlib.Path) -> None:
+    """Of a row group of 40 MiB, less than 16 MiB are in memory while its rows are read."""
+    table = pyarrow.table({"text": [str(i) * (8192 // len(str(i))) for i in range(5000)]})
+    plain = {"compression": "none", "use_dictionary": False}
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=5000, **plain)
+    del table
+    before = pyarrow.total_allocated_bytes()
+    documents = read_item(Item(str(tmp_path / "a.parquet"), "parquet"), "text", PIECE, Skips(0))
+    assert max(pyarrow.total_allocated_bytes() - before for _ in documents) < 16 << 20
+
+
 @given(st.lists(BITS_OF_TEXT, max_size=80), st.integers(4, 60))
 def test_pieces_are_the_text(parts: list[bytes], piece: int) -> None:
     """Pieces of a text, end to end, are the text; each is whole UTF-8; read from any multiple on they are the same."""
