@@ -322,6 +322,26 @@ def test_a_full_queue_never_blocks_the_loop(inbox: socket.socket) -> None:
     assert received + beats.lost == 1_002 and beats.lost > 0
 
 
+def test_beats_find_an_agent_that_came_back(folder: pathlib.Path) -> None:
+    """Beats lost to a dead agent are repaired by the first that reaches the next one under the same path."""
+    clock, path = Clock(), folder / "beats"
+    beats = Beats(str(path), clock=clock, repeat_s=1e6)
+    for lost in (2, 4):
+        clock.ns += 5
+        beats.enter("step")
+        assert beats.lost == lost
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+            agent.bind(str(path))
+            agent.settimeout(20)
+            clock.ns += 7
+            beats.step_done(lost)
+            beat = parse_beat(agent.recv(8192))
+        assert beat is not None and sum(beat.ns.values()) == clock.ns - 1_000
+        beats.step_done(lost)
+        path.unlink()
+    beats.close()
+
+
 def test_run_by_hand_there_is_no_thread() -> None:
     """Without a socket nothing is sent and no thread is started; totals work all the same."""
     before = threading.active_count()
