@@ -146,7 +146,10 @@ def full(path: str) -> str:
 
 @dataclass
 class FakeDisk:
-    """One disk, shared by the processes (`FakePlatform`) that stand on it. Every method is atomic."""
+    """One disk, shared by the processes (`FakePlatform`) that stand on it.
+
+    It has no lock of its own: one thread at a time, which is what a `Baton` sees to.
+    """
 
     seed: object = 0
     capacity_bytes: int = 1 << 40
