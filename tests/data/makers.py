@@ -32,12 +32,12 @@ def write_store(folder: pathlib.Path, documents: Sequence[bytes], tokenizer: Tok
     return str(folder)
 
 
-def write_token_store(folder: pathlib.Path, lengths: Sequence[int], seed: int = 0) -> str:
+def write_token_store(folder: pathlib.Path, lengths: Sequence[int], seed: int = 0, dtype: str = "<u2") -> str:
     """A store of documents of these lengths in tokens (end of document included), of random bytes."""
     sizes = np.array(lengths)
     tokens = np.random.default_rng(seed).integers(0, 256, int(sizes.sum()))
     tokens[np.cumsum(sizes) - 1] = END
-    writer = StoreWriter(PLATFORM, str(folder), "<u2")
+    writer = StoreWriter(PLATFORM, str(folder), dtype)
     writer.append(tokens, sizes, bytes(16 * len(sizes)), int(sizes.sum()) - len(sizes))
     writer.finish(BYTES.hash, BYTES.size, END)
     PLATFORM.write_new(str(folder / FILE), BYTES.text.encode())
