@@ -333,7 +333,7 @@ def read_folder(platform: Platform, folder: str) -> Reading:
 
 
 class Tail:
-    """Follows a journal folder. `damage` grows as it is found; `poll` costs a listing and a stat for each writer's last file."""
+    """Follows a journal folder; `damage` grows as it is found. A poll costs a listing and a stat a writer."""
 
     def __init__(self, platform: Platform, folder: str) -> None:
         self.damage: list[Damage] = []
