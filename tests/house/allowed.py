@@ -24,4 +24,5 @@ EFFECTS = {
 # tests that wait for real time, and why nothing else would do
 SLEEPS = {
     "tests/supervise/toy_worker.py": "a program that is watched, no test: its steps take time on purpose",
+    "tests/train/test_worker.py": "looks again and again at a real process until it has got somewhere",
 }

@@ -66,6 +66,7 @@ def test_fakes_are_handed_in() -> None:
 def test_no_test_sleeps() -> None:
     """No test waits by sleeping, but for those listed with a reason."""
     assert not [finding for path, text in TESTS.items() for finding in rules.sleeps(path, text, allowed.SLEEPS)]
+    assert all(rules.sleeps(path, TESTS[path], {}) for path in allowed.SLEEPS), "an allowance nobody needs"
 
 
 def test_no_debts_without_an_owner() -> None:
