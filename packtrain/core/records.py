@@ -106,7 +106,7 @@ class StepDone(Record, tag="step"):
     learning_rate: float
     tokens: int
     seconds: float
-    """From this step's end to the one before it."""
+    """Since the step before it ended; saves, evaluations and pauses in between are left out."""
     mfu: float
     """Model FLOPs by mask area / (seconds * measured matmul peak)."""
 

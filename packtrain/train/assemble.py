@@ -56,8 +56,7 @@ def train(desk: Desk) -> None:
     spec = desk.spec
     mesh = make_mesh(spec.train.mesh)
     loader = open_loader(spec.data, spec.seed, spec.model.vocab, desk.platform)
-    with desk.beats.during("restore"):
-        state, standing, published = _state(desk, mesh, loader)
+    state, standing, published = _state(desk, mesh, loader)
     specs, facts = state_specs(spec.model, spec.optim), facts_of(spec, loader, desk.platform)
     saver = _saver(desk, sum(tensor.array.nbytes for tensor in local_tensors(state, specs)))
     with closing(saver), closing(Prefetcher(loader, standing.index, spec.data.prefetch_batches)) as feed:
@@ -77,9 +76,10 @@ def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tup
     spec, restore = desk.spec, desk.place.restore
     if restore is None:
         return init_state(spec.model, spec.optim, spec.seed, mesh), Standing(), (-1, 0)
-    checkpoint = open_restore(desk.platform, desk.place.run, restore.commit, restore.digest)
-    check_lineage(checkpoint, facts_of(spec, loader, desk.platform))
-    state = restore_state(checkpoint, spec, mesh)
+    with desk.beats.during("restore"):
+        checkpoint = open_restore(desk.platform, desk.place.run, restore.commit, restore.digest)
+        check_lineage(checkpoint, facts_of(spec, loader, desk.platform))
+        state = restore_state(checkpoint, spec, mesh)
     return state, Standing.of(checkpoint.manifest), (checkpoint.manifest.step, restore.commit)
 
 

@@ -257,6 +257,7 @@ class Loop:
 
     def _hear_stop(self) -> None:
         """While the last evaluation runs a stop is the only order with a meaning; the state is published already."""
+        self._report_phases_in_time()
         order = self.parts.orders.heard_now(self.parts.wire.pulse(self.parts.orders.row()))
         if order is not None and order.word in (Word.STOP, Word.DRAIN):
             self._stop()
@@ -304,9 +305,8 @@ class Loop:
         """What time alone decides: rank 0's clock asks, all obey at one step."""
         parts, spec = self.parts, self.parts.spec
         parts.saves.poll()
+        self._report_phases_in_time()
         now = parts.platform.boot_ns()
-        if now - self._phases_ns >= PHASES_NS:
-            self._report_phases()
         if not parts.speaks or self.paused:
             return
         if spec.train.minutes_max and self._trained() >= spec.train.minutes_max * 60 * NS:
@@ -331,7 +331,7 @@ class Loop:
     def _evaluate(self, final: bool = False) -> None:
         """Held-out loss and samples: some rows and one sample in the loop, all of them at the end."""
         parts, train = self.parts, self.parts.spec.train
-        between: Callable[[], None] = self._hear_stop if final else (lambda: None)
+        between: Callable[[], None] = self._hear_stop if final else self._report_phases_in_time
         rows_max, prompts = (0, train.sample_prompts) if final else (train.eval_rows_max, train.sample_prompts[:1])
         with self._aside("eval"):
             records: list[Any] = []
@@ -377,11 +377,17 @@ class Loop:
                 digest=int(bad.digest), rerun_digest=int(again.digest),
             ))
 
+    def _report_phases_in_time(self) -> None:
+        if self.parts.platform.boot_ns() - self._phases_ns >= PHASES_NS:
+            self._report_phases()
+
     def _report_phases(self) -> None:
+        """Into the journal; and a line into the log, so that it grows while all is well."""
         parts = self.parts
         self._phases_ns = parts.platform.boot_ns()
         parts.journal.write(PhaseTotals(attempt=parts.attempt, rank=parts.rank, ns=parts.beats.totals()))
         parts.journal.flush()
+        print(f"step {self.index} of {self.end}, {parts.beats.phase}", flush=True)
 
 
 def _divides(every: int, step: int) -> bool:

@@ -81,7 +81,13 @@ class Sampler:
 
     def text(self, params: Tree, prompt: str, tokens: int, temperature: float, key: jax.Array) -> str:
         """What follows `prompt`: at most `tokens`, fewer where the document ends or a training row would be full."""
-        ids = self._tokenizer.encode(prompt) or [self._tokenizer.end_of_document]
+        ids = self.continued(params, self._tokenizer.encode(prompt), tokens, temperature, key)
+        end = self._tokenizer.end_of_document
+        return self._tokenizer.decode(ids[: ids.index(end)] if end in ids else ids)
+
+    def continued(self, params: Tree, ids: list[int], tokens: int, temperature: float, key: jax.Array) -> list[int]:
+        """The ids that follow `ids`, past the end of a document too. Raises BadValue when there is no room for one."""
+        ids = ids or [self._tokenizer.end_of_document]
         room = self._spec.data.length - len(ids)
         if room < 1:
             raise BadValue(
@@ -94,11 +100,7 @@ class Sampler:
         tokens_BL = np.zeros((rows, length), np.int32)
         tokens_BL[:, : len(ids)] = ids
         filled_BL = self._program(params, tokens_BL, len(ids), key, temperature, self._tokenizer.size)
-        return self._decode(np.asarray(filled_BL)[0, len(ids) : len(ids) + tokens].tolist())
-
-    def _decode(self, ids: list[int]) -> str:
-        end = self._tokenizer.end_of_document
-        return self._tokenizer.decode(ids[: ids.index(end)] if end in ids else ids)
+        return [int(id) for id in np.asarray(filled_BL)[0, len(ids) : len(ids) + tokens]]
 
 
 def generate(

@@ -39,7 +39,8 @@ class Standing:
     index: int = 0
     """Next batch."""
     trained_ns: int = 0
-    """Time in the loop over all attempts, pauses aside."""
+    """Time in the loop over all attempts, pauses aside; what an attempt that was killed did after its last save is not
+    in it."""
     windows: tuple[tuple[int, int], ...] = ()
     """Data ordered to be skipped: (from index, count)."""
 

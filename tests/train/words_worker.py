@@ -107,7 +107,7 @@ def main(folder: str, episodes: int, seed: int) -> None:
     place = Place.from_env(os.environ)
     assemble.join_world(place)
     mesh = make_mesh({"replica": place.world_size})
-    step = rig.QuickStep(make_step(SPEC.model, SPEC.optim, SPEC.guard, SPEC.train, mesh))
+    step = rig.Quick(make_step(SPEC.model, SPEC.optim, SPEC.guard, SPEC.train, mesh))
     parts = functools.partial(
         Parts, spec=SPEC, mesh=mesh, platform=Scaled(), beats=Beats(None), wire=Wire(mesh), step=step,
         journal=Journal(Scaled(), folder, rank=place.rank), held_out=HeldOut(SPEC, mesh),

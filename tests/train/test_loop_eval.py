@@ -1,0 +1,67 @@
+"""Evaluations and samples in the loop, and a stop while the last one runs."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from packtrain.core.contract import Order, Word
+from packtrain.core.errors import StoppedOnRequest
+from packtrain.core.records import EvalDone, SampleDone, StepDone, TrainingDone
+from packtrain.train.heldout import Sums
+from packtrain.train.orders import Orders
+from tests.train import rig
+
+STEPS = rig.SPEC.train.steps
+SPEC = rig.with_train(rig.SPEC, eval_every_steps=2, eval_rows_max=3, sample_prompts=("a", "b", "c"))
+
+
+class HeldOut:
+    """Two stores whose evaluation takes four batches and adds up to the rows asked for."""
+
+    stores = ("first", "second")
+
+    def sums(self, params: object, store: str, rows_max: int, between: Callable[[], None]) -> Sums:
+        for _ in range(4):
+            between()
+        return Sums(float(rows_max), 2.0, 1)
+
+
+class Sampler:
+    def records(self, params: object, prompts: tuple[str, ...], step: int, final: bool) -> list[SampleDone]:
+        return [SampleDone(step=step, prompt=prompt, text="text", final=final) for prompt in prompts]
+
+
+def attempt(folder: str, run: str, orders: Orders | None = None) -> rig.Attempt:
+    made = rig.begin(folder, run, spec=SPEC, held_out=HeldOut(), sampler=Sampler())
+    made.orders = orders or made.orders
+    return made
+
+
+def test_evaluates_by_step_number(tmp_path: pathlib.Path) -> None:
+    """In the loop each store is evaluated on some rows with one sample; the end takes all rows and all prompts."""
+    folder, run = rig.fresh_folder(tmp_path, "journal"), rig.fresh_folder(tmp_path, "run")
+    attempt(folder, run).run()
+    evals = [(e.step, e.store, e.loss, e.final) for e in rig.records(folder, EvalDone)]
+    assert evals == [
+        *((step, store, 1.5, False) for step in (2, 4) for store in HeldOut.stores),
+        *((STEPS, store, 0.0, True) for store in HeldOut.stores),
+    ]
+    samples = [(s.step, s.prompt, s.final) for s in rig.records(folder, SampleDone)]
+    assert samples == [(2, "a", False), (4, "a", False), *((STEPS, prompt, True) for prompt in "abc")]
+
+
+@pytest.mark.parametrize("poll", [STEPS + 2, STEPS + 3, STEPS + 9])
+def test_stop_during_the_last_evaluation(tmp_path: pathlib.Path, poll: int) -> None:
+    """A stop that comes after the last step is obeyed between two batches of the last evaluation: nothing is lost or
+    called done, and the next attempt evaluates and ends without training."""
+    folder, run = rig.fresh_folder(tmp_path, "journal"), rig.fresh_folder(tmp_path, "run")
+    with pytest.raises(StoppedOnRequest, match=f"after step {STEPS}"):
+        attempt(folder, run, Orders(rig.Script({poll: Order(1, Word.STOP)}))).run()
+    assert list(rig.saved_commits(run)) == [STEPS]
+    assert rig.records(folder, TrainingDone) == []
+    attempt(folder, run).run()
+    assert [r.step for r in rig.records(folder, StepDone)] == list(range(1, STEPS + 1))
+    assert [r.step for r in rig.records(folder, TrainingDone)] == [STEPS]
