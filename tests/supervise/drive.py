@@ -22,6 +22,17 @@ class Fast(LocalPlatform):
         return 5 * super().boot_ns()
 
 
+class Linkless(LocalPlatform):
+    """A file system without hard links."""
+
+    def link(self, source: str, target: str) -> None:
+        raise PermissionError(1, "Operation not permitted", target)
+
+
+def platform() -> LocalPlatform:
+    return Fast() if os.environ.get("FAST") else Linkless() if os.environ.get("LINKLESS") else LocalPlatform()
+
+
 class Talk:
     """A view that says on stdout what is said, and when a step was heard of."""
 
@@ -51,7 +62,7 @@ def main(run_folder: str, options: dict) -> int:
         supervise=SuperviseConfig(**{"grace_s": 20.0, **options}),
     )
     try:
-        finish = foreground.run(job, Fast() if os.environ.get("FAST") else LocalPlatform(), Talk())
+        finish = foreground.run(job, platform(), Talk())
     except PacktrainError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code

@@ -16,6 +16,7 @@ from tests.supervise.runs import (
     kill,
     leftovers,
     log,
+    processes,
     records,
     restore_point,
     saved_state,
@@ -199,6 +200,24 @@ def test_no_attempt_begins_on_an_unknown_log(folder: pathlib.Path) -> None:
     assert code == 75 and "commits.unknown" in errors
     assert sorted((folder / "commits").iterdir()) == records_before
     assert len(records(folder, AttemptBegan)) == 1
+
+
+def test_a_file_system_without_links_is_refused(folder: pathlib.Path) -> None:
+    """Where link(2) is no exclusive create the command ends in 78 before anything begins."""
+    code, errors = drive(folder, {"steps": 5}, "LINKLESS")
+    assert code == 78 and errors.startswith("[commits.unfit]")
+    assert list((folder / "commits").iterdir()) == [] and not (folder / "logs").exists()
+
+
+def test_one_carrier_at_a_time(folder: pathlib.Path) -> None:
+    """When an attempt ends its carrier does too: the next attempt has the only one."""
+    with driven(folder, {"steps": 10**9, "step_s": 0.01, "fail": {"1": [5, "crash"]}}) as run:
+        run.until("say the worker ended")
+        run.until("beat 9")
+        carriers = [p for p in processes(folder) if "packtrain.checkpoint.carrier" in p.cmdline()]
+        assert len(carriers) == 1
+        run.signal(signal.SIGINT)
+        assert run.end()[0] == 75
 
 
 def test_a_folder_that_cannot_be_used_is_one_message(folder: pathlib.Path) -> None:

@@ -7,6 +7,8 @@ import pathlib
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -96,6 +98,24 @@ def test_beats_arrive_and_rubbish_is_counted(beats: BeatSocket) -> None:
     assert [(beat.attempt, beat.step) for beat in beats.drain()] == [(3, -1), (3, 7)]
     assert beats.refused == 4
     sender.close()
+    beats.close()
+
+
+@pytest.mark.root
+def test_beats_of_other_users_are_dropped(base: pathlib.Path) -> None:
+    """A datagram that the kernel saw another user send is counted and dropped, whatever it says."""
+    beats = BeatSocket(PLATFORM, f"{base}/beats")
+    base.chmod(0o755)
+    os.chmod(beats.path, 0o666)
+    code = "import os, sys; from socket import *; sender = socket(AF_UNIX, SOCK_DGRAM); os.setuid(65534); " \
+        "sender.sendto(sys.argv[2].encode(), sys.argv[1])"
+    beat = '{"seq":1,"attempt":1,"rank":0,"pid":9,"phase":"step","step":5,"ns":{}}'
+    subprocess.run([sys.executable, "-I", "-S", "-c", code, beats.path, beat], check=True)
+    assert beats.drain() == [] and beats.refused == 1
+    os.chmod(beats.path, 0o600)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+        ours.sendto(beat.encode(), beats.path)
+    assert [one.step for one in beats.drain()] == [5]
     beats.close()
 
 
