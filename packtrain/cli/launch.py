@@ -42,7 +42,10 @@ def launch(name: str | None, new: bool, wanted: RunSpec) -> int:
         run = create(platform, pick_name(name, new, wanted), wanted)
     if run.resumed and finished(platform, run):
         return EXIT_DONE
-    return stay(platform, run)
+    code = stay(platform, run)
+    if code == EXIT_DONE:
+        print(f'next: packtrain sample {run.name} --prompt "def "\n      packtrain report {run.name}')
+    return code
 
 
 def default_name(wanted: RunSpec) -> str:

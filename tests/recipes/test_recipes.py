@@ -106,3 +106,12 @@ def test_vocab_of_the_data_reaches_the_model() -> None:
     assert catalog.resolve("first-light", vocab=256).model.vocab == 256
     assert catalog.resolve("rung:10m", vocab=256).model.vocab == 256
     assert suggested_vocab(SMALLEST) == 4096
+
+
+@pytest.mark.parametrize("recipe", ["first-light", "rung:10m", "rung:1b", "rung:64b"])
+def test_parameters_are_those_the_trainer_makes(recipe: str) -> None:
+    """The formula of the dial counts what the model really has, without making it."""
+    from packtrain.train.state import count_parameters
+
+    model = catalog.resolve(recipe).model
+    assert parameters(model) == count_parameters(model)
