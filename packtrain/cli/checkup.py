@@ -29,13 +29,13 @@ def checkup(platform: Platform | None = None) -> list[Finding]:
     platform = platform or LocalPlatform()
     checks: dict[str, Callable[[Platform], Finding]] = {
         "python": python, "cores": cores, "memory": memory, "disk": disk, "shared memory": shared_memory,
-        "links": links, "extra data": lambda _: extra("data"), "extra train": lambda _: extra("train"),
-        "devices": devices,
+        "links": links, "extra data": lambda _: extra("data", extras.missing("data")),
+        "extra train": lambda _: extra("train", extras.missing("train")), "devices": devices,
     }
-    return [_safely(subject, check, platform) for subject, check in checks.items()]
+    return [safely(subject, check, platform) for subject, check in checks.items()]
 
 
-def _safely(subject: str, check: Callable[[Platform], Finding], platform: Platform) -> Finding:
+def safely(subject: str, check: Callable[[Platform], Finding], platform: Platform) -> Finding:
     try:
         return check(platform)
     except Exception as error:  # a check that breaks says nothing about the machine
@@ -123,8 +123,7 @@ def _nearest(platform: Platform, folder: str) -> str:
     return folder
 
 
-def extra(name: str) -> Finding:
-    absent = extras.missing(name)
+def extra(name: str, absent: list[str]) -> Finding:
     if absent:
         return Finding(WARN, f"extra {name}", f"{', '.join(absent)} not found", f"pip install 'packtrain[{name}]'")
     return Finding(OK, f"extra {name}", "installed")

@@ -1,0 +1,94 @@
+"""What doctor concludes from what a machine says."""
+
+from __future__ import annotations
+
+import errno
+import pathlib
+
+import pytest
+
+from packtrain.cli import checkup
+from packtrain.cli.checkup import FAIL, OK, UNKNOWN, WARN, Finding
+from packtrain.core.platform import LocalPlatform
+from packtrain.core.units import GIB
+
+
+class Machine(LocalPlatform):
+    """This machine, with some files saying something else and so much room on every disk."""
+
+    def __init__(self, files: dict[str, str] | None = None, free: int = 100 * GIB, links: bool = True) -> None:
+        self._files, self._free, self._links = files or {}, free, links
+
+    def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
+        return self._files[path].encode() if path in self._files else super().read(path, offset, size)
+
+    def exists(self, path: str) -> bool:
+        return path in self._files or super().exists(path)
+
+    def free_bytes(self, path: str) -> int:
+        return self._free
+
+    def link(self, source: str, target: str) -> None:
+        if not self._links:
+            raise OSError(errno.EPERM, "Operation not permitted")
+        super().link(source, target)
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"),
+    [("200000 100000", 2.0), ("50000 100000\n", 0.5), ("max 100000", None), ("", None), ("1 0", None)],
+)
+def test_quota_of_a_container(text: str, quota: float | None) -> None:
+    """cpu.max is read as cores; no limit and nonsense are no quota."""
+    assert checkup.cores_quota(text) == quota
+
+
+def test_little_memory_is_a_warning() -> None:
+    """The smaller of what is free and what the container has left counts."""
+    meminfo = {"/proc/meminfo": "MemTotal: 99 kB\nMemAvailable:   20971520 kB\n"}
+    limits = {"/sys/fs/cgroup/memory.max": f"{3 * GIB}\n", "/sys/fs/cgroup/memory.current": f"{GIB}\n"}
+    assert checkup.memory(Machine({**meminfo, "/sys/fs/cgroup/memory.max": "max\n"})).verdict == OK
+    tight = checkup.memory(Machine(meminfo | limits))
+    assert tight.verdict == WARN and "2.0 GiB left to the container" in tight.found and tight.fix
+
+
+def test_little_disk_is_a_warning(home: pathlib.Path) -> None:
+    """A disk without room for a run is named with what to do."""
+    assert checkup.disk(Machine(free=100 * GIB)).verdict == OK
+    full = checkup.disk(Machine(free=GIB))
+    assert full.verdict == WARN and str(home) in full.found and "PACKTRAIN_HOME" in full.fix
+
+
+def test_no_links_is_a_failure(home: pathlib.Path) -> None:
+    """Where the commit log cannot live, doctor says so and what to do; it leaves no file behind."""
+    assert checkup.links(Machine()).verdict == OK
+    refused = checkup.links(Machine(links=False))
+    assert refused.verdict == FAIL and refused.fix
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "verdict", "says"),
+    [
+        (0, "devices: 8 gpu H100\n", OK, "8 gpu H100"), (None, "", FAIL, "no answer"), (1, "", FAIL, "no output"),
+        (-11, "boom\nCUDA_ERROR\n", FAIL, "CUDA_ERROR"), (0, "nothing useful", FAIL, "nothing useful"),
+    ],
+)
+def test_devices(status: int | None, output: str, verdict: str, says: str) -> None:
+    """How the process that asked for devices ended, and its last words, become one line."""
+    found = checkup.devices_finding(status, output)
+    assert (found.verdict, says in found.found) == (verdict, True)
+
+
+def test_a_check_that_breaks_is_unknown() -> None:
+    """A check that cannot look says UNKNOWN, never OK, and does not stop the others."""
+    broken = checkup.safely("memory", lambda machine: checkup.memory(machine), Machine({"/proc/meminfo": "rubbish"}))
+    assert broken.verdict == UNKNOWN and "memory" in broken.subject
+
+
+def test_missing_extras_are_warnings() -> None:
+    """An extra that is not installed is a warning with the command that installs it."""
+    assert checkup.extra("train", ["jax"]) == Finding(
+        WARN, "extra train", "jax not found", "pip install 'packtrain[train]'"
+    )
+    assert checkup.extra("train", []).verdict == OK
