@@ -40,7 +40,7 @@ from packtrain.train.step import Step, make_step
 
 SPEC = Sections(
     seed=7,
-    model=ModelConfig(vocab=384, layers=1, embed=16, heads=2, kv_heads=2, head=8, mlp=16),
+    model=ModelConfig(vocab=384, layers=1, embed=16, heads=2, kv_heads=2, head=8, mlp=16, qk_norm=False),
     optim=OptimConfig(learning_rate=1e-2, warmup_steps=2),
     guard=GuardConfig(warmup_updates=2, spike_sigmas=50.0),
     train=TrainConfig(steps=6, eval_every_steps=0),

@@ -49,6 +49,19 @@ def test_transient_nan_is_rerun(tmp_path: pathlib.Path, clean: tuple, poison: di
     assert all(v.digest != v.rerun_digest for v in verdicts)
 
 
+@pytest.mark.parametrize("index", range(STEPS))
+def test_saves_see_no_batch_that_is_still_open(tmp_path: pathlib.Path, index: int) -> None:
+    """A save by step number waits for every verdict: what it holds is that step of the clean run, wherever the NaN was."""
+    spec = rig.replace(rig.SPEC, checkpoint=rig.CheckpointConfig(every_s=0, every_steps=2))
+
+    def saved(name: str, poison: dict[int, int]) -> dict[int, list[bytes]]:
+        kept = rig.Kept()
+        rig.Attempt(rig.fresh_folder(tmp_path, name), spec=spec, feed=rig.Feed(poison), offering=kept).run()
+        return {step: [tensor.array.tobytes() for tensor in tensors] for step, tensors in kept.saved.items()}
+
+    assert saved("bad", {index: 1}) == saved("clean", {})
+
+
 @pytest.mark.parametrize("index", [0, 3, STEPS - 1])
 def test_persistent_nan_is_skipped(tmp_path: pathlib.Path, index: int) -> None:
     """A batch that is bad twice in the same way is consumed without an update, as if it had been ordered skipped."""

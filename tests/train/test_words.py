@@ -29,8 +29,8 @@ def launch(folder: pathlib.Path, rank: int, port: int) -> subprocess.Popen[str]:
         "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(pathlib.Path.cwd()),
     }
     command = [sys.executable, str(WORKER), str(folder / "journal"), str(EPISODES), str(SEED)]
-    log = open(folder / f"{rank}.log", "w")
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
+    with open(folder / f"{rank}.log", "w") as log:
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)

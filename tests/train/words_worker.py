@@ -34,7 +34,7 @@ from packtrain.train.worker import Signals
 from tests.train import rig
 
 SPEC = rig.with_train(rig.SPEC, steps=1_000_000)
-CALLS = 8
+CALLS = 6
 """Orders and signals come within so many polls of an episode."""
 WAIT_S_MAX = 0.01
 
