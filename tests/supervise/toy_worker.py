@@ -1,6 +1,7 @@
 """A worker with no framework in it: counts, saves through the real carrier, obeys, and fails the way it is told to.
 
-`TOY` in the environment is JSON: steps, save_every, step_s, and per attempt number what happens at which step:
+`TOY` in the environment is JSON: steps, save_every, wait (until each save is published), step_s, deadline_s, and under
+`fail` per attempt number what happens at which step:
 {"2": [7, "kill"]}. How: "kill" (SIGKILL itself), "stop" (SIGSTOP: silent), "crash" (traceback), "deaf" (obeys nothing),
 "child" (leaves a child behind and exits 1), or an exit code.
 """
@@ -77,7 +78,7 @@ class Toy:
             if order is not None and order.word == Word.STOP:
                 return self.leave(contract.EXIT_AGAIN)
             if self.state[0] % TOY.get("save_every", 1 << 30) == 0:
-                self.save()
+                self.save_surely() if TOY.get("wait") else self.save()
         return self.leave(contract.EXIT_DONE)
 
     def save(self) -> None:
@@ -85,7 +86,7 @@ class Toy:
         self.saver.save(int(self.state[0]), [tensor], {"data_index": int(self.state[0])})
         self.write_down(self.saver.poll())
 
-    def save_last(self) -> None:
+    def save_surely(self) -> None:
         """Until this step is published; a carrier may be lost on the way. Raises SaveFailed at the deadline."""
         end_ns = self.platform.boot_ns() + int(DEADLINE_S * 1e9)
         with self.beats.during("save"):
@@ -93,6 +94,7 @@ class Toy:
                 self.write_down(self.saver.wait_all(DEADLINE_S))
                 self.save()
                 self.write_down(self.saver.wait_all(DEADLINE_S))
+                self.platform.sleep(0.01)
                 if self.platform.boot_ns() > end_ns and self.published != self.state[0]:
                     raise SaveFailed("the last save found no home", where="the toy", fix="make room")
 
@@ -107,7 +109,7 @@ class Toy:
 
     def leave(self, code: int) -> int:
         try:
-            self.save_last()
+            self.save_surely()
         except SaveFailed as error:
             self.journal.write(ErrorSeen(severity="error", **error.as_dict()), durable=True)
             return error.exit_code
