@@ -182,7 +182,9 @@ def test_saves_are_written_one_after_the_other(rig):
     assert [(save.step, save.running) for save in rig.carrier._saves.values()] == [(10, True), (20, False)]
     rig.platform.gate.set()
     assert [result.error for result in saver.wait_all(LONG_S)] == [None, None]
-    assert [commit.step for commit in judge(rig.platform, rig.folder)[1:]] == [10, 20]
+    saves = judge(rig.platform, rig.folder)[1:]
+    assert [commit.step for commit in saves] == [10, 20]
+    assert sorted(os.listdir(f"{rig.folder}/checkpoints")) == [commit.folder for commit in saves], "written twice"
 
 
 def test_one_step_is_saved_once(rig):

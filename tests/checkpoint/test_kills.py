@@ -219,5 +219,5 @@ def test_200_kills(children, memory):
         for name in run.left_alive:
             children.kill(name)
         shutil.rmtree(run.folder)
-    assert saves > KILLS, f"the kills came too early to test anything: {moments}"
-    assert len(moments) > 8, f"the kills came at too few moments: {moments}"
+    assert saves > KILLS / 2, f"the kills came too early to test anything: {moments}"
+    assert len({moment.partition(",")[0] for moment in moments}) == 3 and len(moments) > 4, f"too few moments: {moments}"
