@@ -46,17 +46,19 @@ def step_flops(model: ModelConfig, batch: Any) -> int:
     return 6 * matmul_parameters(model) * tokens + 12 * model.head * pairs
 
 
-def measure_peak(devices: Sequence[jax.Device], clock_ns: Callable[[], int], precision: str = "f32") -> float:
+def measure_peak(
+    devices: Sequence[jax.Device], clock_ns: Callable[[], int], precision: str = "f32", size: int = PEAK_SIZE
+) -> float:
     """FLOPs/s of the best of a few square matmuls, all `devices` at once; some hundred ms on 2 cores.
 
     `clock_ns`: a monotonic clock, as `Platform.boot_ns`.
     """
     dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
     multiply = jax.jit(lambda x: x @ x)
-    squares = [jax.device_put(jnp.full((PEAK_SIZE, PEAK_SIZE), 1 / PEAK_SIZE, dtype), device) for device in devices]
+    squares = [jax.device_put(jnp.full((size, size), 1 / size, dtype), device) for device in devices]
     best_ns = math.inf
     for _ in range(PEAK_TRIES + 1):  # the first, which compiles, is never the best
         began = clock_ns()
         jax.block_until_ready([multiply(x) for x in squares])
         best_ns = min(best_ns, clock_ns() - began)
-    return len(squares) * 2 * PEAK_SIZE**3 / (best_ns / 1e9)
+    return len(squares) * 2 * size**3 / (best_ns / 1e9)

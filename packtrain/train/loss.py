@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from packtrain.train.config import ModelConfig, TrainConfig
-from packtrain.train.model import Tree, forward
+from packtrain.train.model import Batch, Tree, forward
 
 Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
@@ -44,6 +41,6 @@ def _is_target(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
 weighted_nll.defvjp(_forward, _backward)
 
 
-def nll_sum(params: Tree, batch: Mapping[str, Any], model: ModelConfig, train: TrainConfig, mesh: Mesh) -> jax.Array:
+def nll_sum(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> jax.Array:
     """sum(w * nll) over the rows of `batch`: not yet divided, so that parts of a batch can be added."""
     return weighted_nll(forward(params, batch, model, train, mesh), batch["targets_BL"], batch["weights_BL"])

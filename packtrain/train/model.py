@@ -18,9 +18,14 @@ from jax.sharding import Mesh
 from packtrain.train.attention import attend, windowed
 from packtrain.train.axes import ParamSpec, constrain, gathered
 from packtrain.train.config import ModelConfig, TrainConfig
+from packtrain.train.matmul import project
 
 Tree = Any
 """Nested dicts of arrays or specs."""
+Batch = Mapping[str, Any]
+"""tokens_BL, positions_BL, starts_BL, ends_BL; for the loss also targets_BL, weights_BL; inside, also the rope table."""
+Layer = Callable[[jax.Array, Tree], jax.Array]
+"""(stream, weights of one layer) -> stream."""
 
 STREAM = ("rows", "length", "stream")
 
@@ -80,21 +85,21 @@ def rope_table(positions_BL: jax.Array, head: int, theta: float) -> tuple[jax.Ar
     """cos and sin of each position's angles, f32 [B, L, 1, K/2]. Computed once for all layers."""
     frequency = theta ** (-jnp.arange(0, head, 2, dtype=jnp.float32) / head)
     angles = positions_BL[:, :, None, None].astype(jnp.float32) * frequency
-    return jnp.cos(angles), jnp.sin(angles)
+    # Without the barrier XLA computes them again in every layer that uses them.
+    cos, sin = jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
+    return cos, sin
 
 
 def rotate(x_BLHK: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """RoPE with the halves of the head as pairs, the way Llama weights of `transformers` expect it. arXiv:2104.09864."""
+    """RoPE with the halves of a head as pairs, as Llama weights of `transformers` expect. Source: arXiv:2104.09864."""
     cos, sin = table
     first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BLHK.dtype)
 
 
-def attention_branch(x_BLD: jax.Array, w: Tree, batch: Mapping[str, Any], model: ModelConfig, mesh: Mesh) -> jax.Array:
+def attention_branch(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, mesh: Mesh) -> jax.Array:
     """One layer's attention on the normed stream. `batch` carries the rope table and this site's key intervals."""
-    q_BLHK = jnp.einsum("BLD,DHK->BLHK", x_BLD, w["q"])
-    k_BLGK = jnp.einsum("BLD,DGK->BLGK", x_BLD, w["k"])
-    v_BLGK = jnp.einsum("BLD,DGK->BLGK", x_BLD, w["v"])
+    q_BLHK, k_BLGK, v_BLGK = (project(x_BLD, w[name]) for name in ("q", "k", "v"))
     if model.qk_norm:
         q_BLHK = rms_norm(q_BLHK, w["q_norm"], model.norm_epsilon)
         k_BLGK = rms_norm(k_BLGK, w["k_norm"], model.norm_epsilon)
@@ -102,18 +107,16 @@ def attention_branch(x_BLD: jax.Array, w: Tree, batch: Mapping[str, Any], model:
     starts_BL, ends_BL = windowed(batch["starts_BL"], batch["ends_BL"], model.window)
     out_BLHK = attend(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL)
     out_BLHK = constrain(out_BLHK, ("rows", "length", "heads", "head"), mesh)
-    return jnp.einsum("BLHK,HKD->BLD", out_BLHK, w["out"])
+    return project(out_BLHK, w["out"], over=2)
 
 
 def mlp_branch(x_BLD: jax.Array, w: Tree, mesh: Mesh) -> jax.Array:
     """SwiGLU. Source: arXiv:2002.05202."""
-    gate_BLM = jnp.einsum("BLD,DM->BLM", x_BLD, w["gate"])
-    up_BLM = jnp.einsum("BLD,DM->BLM", x_BLD, w["up"])
-    hidden_BLM = constrain(jax.nn.silu(gate_BLM) * up_BLM, ("rows", "length", "mlp"), mesh)
-    return jnp.einsum("BLM,MD->BLD", hidden_BLM, w["down"])
+    hidden_BLM = jax.nn.silu(project(x_BLD, w["gate"])) * project(x_BLD, w["up"])
+    return project(constrain(hidden_BLM, ("rows", "length", "mlp"), mesh), w["down"])
 
 
-def block(x_BLD: jax.Array, w: Tree, batch: Mapping[str, Any], model: ModelConfig, mesh: Mesh) -> jax.Array:
+def block(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, mesh: Mesh) -> jax.Array:
     """One layer: x plus attention of its norm, plus mlp of the norm of that."""
     normed_BLD = rms_norm(x_BLD, w["attention_norm"], model.norm_epsilon)
     x_BLD = constrain(x_BLD + attention_branch(normed_BLD, w, batch, model, mesh), STREAM, mesh)
@@ -121,7 +124,7 @@ def block(x_BLD: jax.Array, w: Tree, batch: Mapping[str, Any], model: ModelConfi
     return constrain(x_BLD + mlp_branch(normed_BLD, w, mesh), STREAM, mesh)
 
 
-def run_layers(x_BLD: jax.Array, layers: Tree, layer: Callable[[jax.Array, Tree], jax.Array], train: TrainConfig) -> jax.Array:
+def run_layers(x_BLD: jax.Array, layers: Tree, layer: Layer, train: TrainConfig) -> jax.Array:
     """The stacked layers in turn, by scan (one compiled body) or unrolled (larger program, faster on CPU)."""
     if train.remat == "full":
         layer = jax.checkpoint(layer)
@@ -132,7 +135,7 @@ def run_layers(x_BLD: jax.Array, layers: Tree, layer: Callable[[jax.Array, Tree]
     return x_BLD
 
 
-def hidden(params: Tree, batch: Mapping[str, jax.Array], model: ModelConfig, train: TrainConfig, mesh: Mesh) -> jax.Array:
+def hidden(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> jax.Array:
     """The normed residual stream above the last layer, [B, L, D] in the compute type."""
     specs = param_specs(model)["layers"]
     compute = jnp.bfloat16 if train.precision == "bf16" else jnp.float32
@@ -150,11 +153,12 @@ def hidden(params: Tree, batch: Mapping[str, jax.Array], model: ModelConfig, tra
 
 def logits_of(x_BLD: jax.Array, params: Tree, model: ModelConfig, mesh: Mesh) -> jax.Array:
     """Scores of every vocabulary entry, f32 [B, L, V]."""
-    table_VD = gathered(params["embedding" if model.tied else "unembedding"].astype(x_BLD.dtype), ("vocab", "embed"), mesh)
-    logits_BLV = jnp.einsum("BLD,VD->BLV", x_BLD, table_VD, preferred_element_type=jnp.float32)
+    table_VD = params["embedding" if model.tied else "unembedding"].astype(x_BLD.dtype)
+    table_VD = gathered(table_VD, ("vocab", "embed"), mesh)
+    logits_BLV = project(x_BLD, table_VD.T, out=jnp.float32)
     return constrain(logits_BLV, ("rows", "length", "vocab"), mesh)
 
 
-def forward(params: Tree, batch: Mapping[str, jax.Array], model: ModelConfig, train: TrainConfig, mesh: Mesh) -> jax.Array:
+def forward(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> jax.Array:
     """Logits, f32 [B, L, V]. `batch` needs tokens_BL, positions_BL, starts_BL and ends_BL."""
     return logits_of(hidden(params, batch, model, train, mesh), params, model, mesh)

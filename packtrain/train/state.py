@@ -7,6 +7,7 @@ shape and named dims. None of them depends on the mesh or on how layers are exec
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,6 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from packtrain.core.errors import WrongModel
 from packtrain.train import axes
 from packtrain.train.axes import ParamSpec
 from packtrain.train.config import ModelConfig, OptimConfig
@@ -80,9 +80,9 @@ def flatten(state: State) -> dict[str, Any]:
 
 
 def unflatten(leaves: dict[str, Any], model: ModelConfig, optim: OptimConfig) -> State:
-    """The inverse of `flatten`. Raises WrongModel where names or shapes are not those of this model."""
+    """The inverse of `flatten`; `leaves` must be exactly those of `state_specs`."""
     shapes = _shapes(model, optim)
-    check_leaves({name: tuple(leaf.shape) for name, leaf in leaves.items()}, model, optim)
+    assert leaves.keys() == flatten(shapes).keys(), "a leaf is missing or unknown"
     return jax.tree.unflatten(jax.tree.structure(shapes), [leaves[name] for name in flatten(shapes)])
 
 
@@ -94,23 +94,6 @@ def state_specs(model: ModelConfig, optim: OptimConfig) -> dict[str, LeafSpec]:
     return {name: (leaf.shape, str(leaf.dtype), of) for (name, leaf), of in zip(shapes.items(), names, strict=True)}
 
 
-def check_leaves(found: dict[str, tuple[int, ...]], model: ModelConfig, optim: OptimConfig) -> None:
-    """Raises WrongModel unless `found` (name -> shape) is exactly the state of this model and optimizer."""
-    wanted = {name: spec[0] for name, spec in state_specs(model, optim).items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise WrongModel(
-                f"{name} is {_shape_text(found.get(name))} here, "
-                f"{_shape_text(wanted.get(name))} in the model configured",
-                where=f"tensor {name}",
-                fix="restore with the model section of the run that saved it, or start another run with --new",
-            )
-
-
-def _shape_text(shape: tuple[int, ...] | None) -> str:
-    return "absent" if shape is None else f"of shape {list(shape)}"
-
-
 def count_parameters(model: ModelConfig) -> int:
     leaves = jax.tree.leaves(param_specs(model), is_leaf=lambda x: isinstance(x, ParamSpec))
-    return sum(functools.reduce(lambda a, b: a * b, spec.shape, 1) for spec in leaves)
+    return sum(math.prod(spec.shape) for spec in leaves)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -17,13 +17,12 @@ from packtrain.train.exchange import Exchange, Solo
 from packtrain.train.guard import Verdict, digest, judge, learn
 from packtrain.train.loss import nll_sum
 from packtrain.train.mesh import process_sharding
-from packtrain.train.model import Tree, param_specs
+from packtrain.train.model import Batch, Tree, param_specs
 from packtrain.train.optim import clipped, schedule, updated
 from packtrain.train.state import State, shardings
 
 BATCH_FIELDS = ("tokens_BL", "targets_BL", "weights_BL", "positions_BL", "starts_BL", "ends_BL")
 
-Batch = Mapping[str, jax.Array]
 Step = Callable[[State, Batch, jax.Array, jax.Array | int], tuple[State, "Out"]]
 
 
@@ -60,7 +59,12 @@ def gradient_sums(
     params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh
 ) -> tuple[tuple[jax.Array, Tree], jax.Array]:
     """((sum(w * nll), its gradient), sum(w)) over the batch, microbatch after microbatch, added in f32."""
-    value_and_grad = jax.value_and_grad(lambda p, part: nll_sum(p, part, model, train, mesh))
+    differentiate = jax.value_and_grad(lambda p, part: nll_sum(p, part, model, train, mesh))
+
+    def value_and_grad(params: Tree, part: Batch) -> tuple[jax.Array, Tree]:
+        value, grads = differentiate(params, part)
+        return value, jax.tree.map(lambda g, spec: axes.constrain(g, spec.dims, mesh), grads, param_specs(model))
+
     weight = batch["weights_BL"].sum()
     if train.microbatches == 1:
         return value_and_grad(params, batch), weight

@@ -1,0 +1,79 @@
+"""AdamW and its schedules against optax's own and against arithmetic by hand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from packtrain.train.axes import ParamSpec
+from packtrain.train.config import OptimConfig
+from packtrain.train.model import param_specs
+from packtrain.train.optim import clipped, direction, schedule, updated
+from packtrain.train.step import global_norm
+from tests.train.tiny import MODEL
+
+SPECS = {
+    "matrix": ParamSpec((3, 4), ("embed", "mlp"), 1.0), "stacked": ParamSpec((2, 4), ("layer", "embed"), "ones"),
+    "vector": ParamSpec((4,), ("embed",), "ones"),
+}
+
+
+def draws(seed: int) -> dict[str, jax.Array]:
+    draw = np.random.default_rng(seed)
+    return {name: jnp.asarray(draw.normal(size=spec.shape), jnp.float32) for name, spec in SPECS.items()}
+
+
+def test_updates_equal_optax_adamw() -> None:
+    """Five updates equal optax.adamw behind its clipping, with decay masked to matrices."""
+    optim = OptimConfig(learning_rate=3e-3, weight_decay=0.3, clip_norm=0.7)
+    matrices = {name: spec.is_matrix for name, spec in SPECS.items()}
+    adamw = optax.adamw(3e-3, optim.beta1, optim.beta2, optim.epsilon, weight_decay=0.3, mask=matrices)
+    theirs = optax.chain(optax.clip_by_global_norm(0.7), adamw)
+    mine = wanted = draws(0)
+    opt, their_opt = direction(optim).init(mine), theirs.init(wanted)
+    for seed in range(1, 6):
+        grads = draws(seed)
+        mine, opt = updated(mine, opt, clipped(grads, global_norm(grads), 0.7), SPECS, jnp.float32(3e-3), optim)
+        moves, their_opt = theirs.update(grads, their_opt, wanted)
+        wanted = optax.apply_updates(wanted, moves)
+    for name in SPECS:
+        np.testing.assert_allclose(mine[name], wanted[name], rtol=1e-5, err_msg=name)
+
+
+def test_decay_falls_on_matrices_only() -> None:
+    """By dims: at least two besides `layer`. Norm scales, stacked or not, are left alone."""
+    leaves = jax.tree.leaves_with_path(param_specs(MODEL), is_leaf=lambda x: isinstance(x, ParamSpec))
+    spared = {path[-1].key for path, spec in leaves if not spec.is_matrix}
+    assert spared == {"attention_norm", "mlp_norm", "q_norm", "k_norm", "final_norm"}
+
+
+def test_clipping_bounds_the_global_norm() -> None:
+    """A longer gradient comes out at the bound, a shorter one and `0` unchanged; a zero gradient stays zero."""
+    grads = draws(1)
+    norm = global_norm(grads)
+    np.testing.assert_allclose(norm, np.sqrt(sum(np.square(g).sum() for g in grads.values())), rtol=1e-6)
+    np.testing.assert_allclose(global_norm(clipped(grads, norm, 0.5)), 0.5, rtol=1e-5)
+    for bound in (0.0, 1e6):
+        jax.tree.map(np.testing.assert_array_equal, clipped(grads, norm, bound), grads)
+    zeros = jax.tree.map(jnp.zeros_like, grads)
+    jax.tree.map(np.testing.assert_array_equal, clipped(zeros, global_norm(zeros), 1.0), zeros)
+
+
+@pytest.mark.parametrize(("kind", "step", "share"), [
+    ("wsd", 0, 0.1), ("wsd", 9, 1.0), ("wsd", 80, 1.0), ("wsd", 90, 0.55), ("wsd", 100, 0.1), ("wsd", 150, 0.1),
+    ("cosine", 4, 0.5), ("cosine", 10, 1.0), ("cosine", 55, 0.55), ("cosine", 100, 0.1), ("cosine", 150, 0.1),
+    ("constant", 4, 0.5), ("constant", 99, 1.0),
+])
+def test_schedules(kind: str, step: int, share: float) -> None:
+    """Warmup of 10, then the shape asked for, ending at a tenth after 100 steps and staying there."""
+    optim = OptimConfig(learning_rate=2.0, warmup_steps=10, schedule=kind, decay_fraction=0.2, final_fraction=0.1)
+    np.testing.assert_allclose(schedule(optim, 100)(jnp.int32(step)), 2.0 * share, rtol=1e-5)
+
+
+def test_no_warmup() -> None:
+    """warmup_steps = 0 starts at the full rate."""
+    rate = schedule(OptimConfig(learning_rate=2.0, warmup_steps=0, schedule="constant"), 10)
+    assert rate(jnp.int32(0)) == 2.0
