@@ -10,35 +10,38 @@ import pytest
 
 from tests.cli.home import packtrain, said, sets, start
 
-DONE = {"train__steps": "12", "train__eval_every_steps": "6"}
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, store: str) -> tuple[pathlib.Path, list[str], str]:
-    """A home with one finished run, the command that made it and what it printed."""
+    """A home with one finished run over a store that was there, the command that made it and what it printed."""
     home = tmp_path_factory.mktemp("home")
-    command = ["train", "first-light", "--data", store, "--run", "small", *sets(**DONE)]
+    shutil.copytree(store, home / "stores" / "first-light")
+    command = ["first-light", "--run", "small", *sets(train__steps="12", train__eval_every_steps="6")]
     code, out, errors = packtrain(home, *command)
     assert (code, errors) == (0, "")
     return home, command, out
 
 
-def test_train_says_what_it_does(trained: tuple[pathlib.Path, list[str], str]) -> None:
-    """Without a terminal the command names the run folder and prints plain lines of progress."""
+def test_first_light_to_the_last_line(trained: tuple[pathlib.Path, list[str], str]) -> None:
+    """It names the run folder, prints plain lines of progress, and ends with figures, samples and the next command."""
     home, _, out = trained
     assert f"new run small in {home}/runs/small" in out
     assert "step 0/12" in out and "\x1b" not in out
+    assert "held out: bits per byte" in out and "xz -9e, one stream" in out and out.count("sample at step 12") == 3
+    assert f"run folder: {home}/runs/small" in out
+    assert 'next: packtrain sample small --prompt "def "' in out
 
 
 def test_a_finished_run_says_so(
     trained: tuple[pathlib.Path, list[str], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same command on a finished run starts nothing and names --new and the report."""
+    """The same command on a finished run starts nothing, names --new and tells the figures again."""
     home, command, _ = trained
     monkeypatch.setenv("PACKTRAIN_HOME", str(home))
+    capsys.readouterr()
     before = sorted((home / "runs" / "small" / "commits").iterdir())
     code, out, errors = said(capsys, *command)
-    assert (code, errors) == (0, "") and "is finished, at step 12" in out and "--new" in out
+    assert (code, errors) == (0, "") and "is finished, at step 12" in out and "--new" in out and "run folder:" in out
     assert sorted((home / "runs" / "small" / "commits").iterdir()) == before
 
 
@@ -84,15 +87,3 @@ def wait_for_a_step(home: pathlib.Path) -> None:
     tail = Tail(LocalPlatform(), f"{home}/runs/first-light/journal")
     while not any(isinstance(entry.record, EvalDone) for entry in tail.poll()):
         LocalPlatform().sleep(0.05)
-
-
-def test_first_light_from_its_store_to_the_last_line(home: pathlib.Path, store: str) -> None:
-    """first-light over a store that is there: trains, prints figures and samples, names folder and next command."""
-    shutil.copytree(store, home / "stores" / "first-light")
-    code, out, errors = packtrain(home, "first-light", *sets(**DONE))
-    assert (code, errors) == (0, "")
-    assert "held out: bits per byte" in out and "xz -9e, one stream" in out and out.count("sample at step 12") == 3
-    assert f"run folder: {home}/runs/first-light" in out
-    assert 'next: packtrain sample first-light --prompt "def "' in out
-    code, out, errors = packtrain(home, "first-light", *sets(**DONE))
-    assert (code, errors) == (0, "") and "is finished" in out and "run folder:" in out
