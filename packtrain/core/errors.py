@@ -206,6 +206,12 @@ class RunMissing(ConfigError):
     name = "run.missing"
 
 
+class RunUnusable(AgainError):
+    """The run folder, or the folder for sockets, cannot be written now."""
+
+    name = "run.unusable"
+
+
 class NoProgress(OurError):
     name = "run.no_progress"
 
@@ -239,9 +245,3 @@ class GuardRollback(AgainError):
     """A batch was bad twice and the policy is to go back to a published step."""
 
     name = "guard.rollback"
-
-
-class RunUnusable(AgainError):
-    """The run folder, or the folder for sockets, cannot be written now."""
-
-    name = "run.unusable"
