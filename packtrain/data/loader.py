@@ -179,6 +179,22 @@ def _one_tokenizer(stores: Sequence[Store], platform: Platform) -> Tokenizer:
     return load_tokenizer(first.folder, platform)
 
 
+def check_held_out(config: DataConfig, tokenizer: Tokenizer, platform: Platform | None = None) -> None:
+    """Open every held-out store: bits per byte of ids that mean other text would look plausible and be wrong.
+
+    Raises CorpusMissing, StoreDamaged, TokenizerMismatch.
+    """
+    platform = platform or LocalPlatform()
+    for folder in config.held_out:
+        if Store(folder, platform).card.tokenizer_hash != tokenizer.hash:
+            raise TokenizerMismatch(
+                "a held-out store was made with another tokenizer than the training stores",
+                where=f"data.held_out: {folder}",
+                fix="build it with the run's tokenizer.json (`packtrain data build --tokenizer FILE`)",
+            )
+        load_tokenizer(folder, platform)
+
+
 class Prefetcher:
     """Makes batches ahead in a background thread. What goes wrong there is raised by the `get` it concerns.
 

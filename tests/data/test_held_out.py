@@ -7,9 +7,12 @@ import pathlib
 import numpy as np
 import pytest
 
-from packtrain.data.loader import Batch, held_out_batches
+from packtrain.core.errors import CorpusMissing, StoreDamaged, TokenizerMismatch
+from packtrain.data.config import DataConfig
+from packtrain.data.loader import Batch, check_held_out, held_out_batches
 from packtrain.data.store import Store
-from tests.data.makers import END, PLATFORM, source_text, write_store, write_token_store
+from packtrain.data.tokenizer import train_bpe
+from tests.data.makers import BYTES, END, PLATFORM, source_text, write_store, write_token_store
 
 LENGTHS = [1, 2, 15, 16, 17, 23, 24, 25, 31, 32, 33, 100, 5, 5, 5, 257, 64, 1]
 
@@ -78,3 +81,17 @@ def test_fewer_rows_are_spread(tmp_path: pathlib.Path) -> None:
 def test_an_empty_store_gives_no_batch(tmp_path: pathlib.Path) -> None:
     """A store without documents has no batches, and is no error."""
     assert list(held_out_batches(write_store(tmp_path / "s", []), 32, 4)) == []
+
+
+def test_held_out_stores_are_checked_at_start(tmp_path: pathlib.Path) -> None:
+    """A held-out store of another tokenizer, one that is not there and a damaged one are refused, whichever of several
+    it is."""
+    good = write_store(tmp_path / "good", [b"abc"])
+    other = write_store(tmp_path / "other", [source_text(1, 20)], train_bpe([source_text(1, 20).decode()], 300))
+    damaged = write_store(tmp_path / "damaged", [b"abcd"])
+    (tmp_path / "damaged" / "checksums.bin").write_bytes(b"none")
+    check_held_out(DataConfig(held_out=(good, good)), BYTES, PLATFORM)
+    for folder, kind in ((other, TokenizerMismatch), (damaged, StoreDamaged), (str(tmp_path / "no"), CorpusMissing)):
+        with pytest.raises(kind) as caught:
+            check_held_out(DataConfig(held_out=(good, folder)), BYTES, PLATFORM)
+        assert folder in caught.value.where
