@@ -72,7 +72,8 @@ def interpreter(block: Block) -> list[str]:
 def execute(block: Block, folder: pathlib.Path) -> None:
     """Run one block in `folder` with this interpreter's commands on PATH; AssertionError tells what it printed."""
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
-    env = {**os.environ, "PATH": path, "HOME": str(folder), "PYTHONPATH": str(tree.ROOT)}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PACKTRAIN_")}
+    env = {**ours, "PATH": path, "HOME": str(folder), "PYTHONPATH": str(tree.ROOT)}
     done = subprocess.run(
         [*interpreter(block), block.text], cwd=folder, env=env, stdin=subprocess.DEVNULL,
         capture_output=True, text=True,
