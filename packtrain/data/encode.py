@@ -68,7 +68,7 @@ def train_texts(platform: Platform, folder: str, part: int, ranges: int) -> Iter
     texts = spool.texts(part)
     for r in records[np.argsort(records["document"])]:
         if int(r["document"]) not in left_out:
-            yield spool.text(part, texts, r)
+            yield texts[int(r["offset"]) : int(r["offset"]) + int(r["bytes"])]
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[bytes], lossless: bool) -> Encoded:

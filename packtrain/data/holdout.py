@@ -218,7 +218,8 @@ class Clusters:
 def text_of(spool: Spool, document: HeldDocument, kept: Recent[bytes]) -> bytes:
     """The document's text; `kept` holds the texts of the parts read last."""
     texts = kept.get(document.part, lambda: spool.texts(document.part))
-    return spool.text(document.part, texts, spool.records(document.part)[document.row])
+    record = spool.records(document.part)[document.row]
+    return texts[int(record["offset"]) : int(record["offset"]) + int(record["bytes"])]
 
 
 def xz_bits_per_byte(texts: Sequence[bytes]) -> tuple[float, float]:

@@ -16,6 +16,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
+import google_crc32c
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +29,13 @@ from packtrain.data.keys import U64
 from packtrain.data.listing import Item
 from packtrain.data.minhash import BANDS, band_keys
 from packtrain.data.readers import Skips, read_item
-from packtrain.data.recent import Recent
 from packtrain.data.signed import read_card, seal
 
 RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u4"), ("offset", "<u4"), ("bytes", "<u4")])
 """128-bit content hash, place among the part's documents, and where its text is in the part."""
 PART = np.dtype([
     ("unit", "<u4"), ("frame_at", "<u8"), ("frame_bytes", "<u4"), ("text_bytes", "<u4"), ("first", "<u8"),
-    ("records", "<u4"),
+    ("records", "<u4"), ("records_crc", "<u4"), ("bands_crc", "<u4"),
 ])
 UNITS_A_FOLDER = 1000
 Records = npt.NDArray[np.void]
@@ -45,6 +45,8 @@ class PartCard(msgspec.Struct, frozen=True):
     frame_bytes: int
     text_bytes: int
     records: int
+    records_crc: int
+    bands_crc: int
 
 
 class UnitCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,10 +91,11 @@ def read_unit(task: ReadTask) -> UnitCard:
     documents = (d for item in task.items for d in read_item(item, task.field, task.piece_bytes, skips))
     for texts in _parts(documents, task.part_bytes):
         frame = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(b"".join(texts))
-        records, bands = _records(texts)
-        for file, data in zip(files, (frame, records.tobytes(), bands.tobytes())):
+        records, bands = (array.tobytes() for array in _records(texts))
+        for file, data in zip(files, (frame, records, bands)):
             file.write(data)
-        parts.append(PartCard(len(frame), sum(map(len, texts)), len(texts)))
+        crcs = google_crc32c.value(records), google_crc32c.value(bands)
+        parts.append(PartCard(len(frame), sum(map(len, texts)), len(texts), *crcs))
     for file, temp, path in zip(files, temps, paths):
         file.fsync()
         file.close()
@@ -130,55 +133,55 @@ def _records(texts: Sequence[bytes]) -> tuple[Records, U64]:
 
 
 class Spool:
-    """All parts of a finished first pass, numbered through. Bounded memory: tables and files are mapped."""
+    """All parts of a finished first pass, numbered through. In memory: what is asked for; the table is mapped.
+
+    What is read is checked: text by zstd, records and band keys by their crc32c. Raises StoreDamaged.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.table = map_bytes(os.path.join(folder, "parts")).view(PART)
-        self._mapped: Recent[npt.NDArray[np.uint8]] = Recent(6)
 
     def __len__(self) -> int:
         return len(self.table)
 
     def records(self, part: int) -> Records:
         """The part's records in order of content hash."""
-        entry = self.table[part]
-        first, n = int(entry["first"]), int(entry["records"])
-        return self._map(entry, ".rec").view(RECORD)[first : first + n]
+        return self._rows(part, ".rec", RECORD, "records_crc")
 
     def bands(self, part: int) -> U64:
         """[records, 32], in the order of `records`."""
-        entry = self.table[part]
-        first, n = int(entry["first"]), int(entry["records"])
-        return self._map(entry, ".bands").view("<u8").reshape(-1, BANDS)[first : first + n]
+        return self._rows(part, ".bands", np.dtype(("<u8", BANDS)), "bands_crc").reshape(-1, BANDS)
 
     def texts(self, part: int) -> bytes:
-        """The part's documents end to end, in their order. Raises StoreDamaged."""
+        """The part's documents end to end, in their order."""
         entry = self.table[part]
         at, n = int(entry["frame_at"]), int(entry["frame_bytes"])
-        frame = self._map(entry, ".zst")[at : at + n].tobytes()
+        frame = self._read(part, ".zst", at, n)
         try:
             return zstandard.ZstdDecompressor().decompress(frame, max_output_size=int(entry["text_bytes"]))
         except zstandard.ZstdError as error:
-            raise self._damaged(part, str(error)) from error
+            raise self._damaged(part, ".zst", str(error)) from error
 
-    def text(self, part: int, texts: bytes, record: np.void) -> bytes:
-        """One document out of its part's `texts`, checked against its content hash. Raises StoreDamaged."""
-        text = texts[int(record["offset"]) : int(record["offset"]) + int(record["bytes"])]
-        if np.frombuffer(content_hash(text), ">u8").tolist() != [record["high"], record["low"]]:
-            raise self._damaged(part, "a document does not match its content hash")
-        return text
+    def _rows(self, part: int, suffix: str, dtype: np.dtype, crc: str) -> npt.NDArray:
+        entry = self.table[part]
+        at, n = (int(entry[name]) * dtype.itemsize for name in ("first", "records"))
+        data = self._read(part, suffix, at, n)
+        if google_crc32c.value(data) != int(entry[crc]):
+            raise self._damaged(part, suffix, "its checksum is wrong")
+        return np.frombuffer(data, dtype.base)
 
-    def _damaged(self, part: int, what: str) -> StoreDamaged:
+    def _damaged(self, part: int, suffix: str, what: str) -> StoreDamaged:
         unit = int(self.table[part]["unit"])
         return StoreDamaged(
-            f"the unfinished build is damaged: {what}", where=numbered(self._folder, unit, ".zst"),
+            f"the unfinished build is damaged: {what}", where=numbered(self._folder, unit, suffix),
             fix="remove the .building- folder and build again",
         )
 
-    def _map(self, entry: np.void, suffix: str) -> npt.NDArray[np.uint8]:
-        unit = int(entry["unit"])
-        return self._mapped.get((unit, suffix), lambda: map_bytes(numbered(self._folder, unit, suffix)))
+    def _read(self, part: int, suffix: str, at: int, n: int) -> bytes:
+        with open(numbered(self._folder, int(self.table[part]["unit"]), suffix), "rb") as file:
+            file.seek(at)
+            return file.read(n)
 
 
 def write_parts_table(platform: Platform, folder: str, cards: Iterable[UnitCard]) -> None:
@@ -188,7 +191,7 @@ def write_parts_table(platform: Platform, folder: str, cards: Iterable[UnitCard]
         for unit, card in enumerate(cards):
             entries = np.zeros(len(card.parts), dtype=PART)
             entries["unit"] = unit
-            for name in ("frame_bytes", "text_bytes", "records"):
+            for name in PartCard.__struct_fields__:
                 entries[name] = [getattr(part, name) for part in card.parts]
             entries["frame_at"] = np.cumsum(entries["frame_bytes"], dtype=np.uint64) - entries["frame_bytes"]
             entries["first"] = np.cumsum(entries["records"], dtype=np.uint64) - entries["records"]

@@ -2,8 +2,8 @@
 
 The argument: {"paths", "out", "options", "effects": [n, ...], "stages": n, "signal": n}. For each of `effects` a
 forked child builds and kills itself with SIGKILL at its n-th open, rename, unlink or mkdir under the working folder.
-Afterwards this process builds; at its n-th progress report, if `stages` is given, it sends itself `signal`. Prints
-the card, or the error.
+Afterwards this process builds; at its n-th progress report, if `stages` is given, it sends itself `signal`
+(SIGINT: its whole group, which it must lead). Prints the card, or the error.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Signalled:
         self._left -= 1
         if self._left == 0:
             print(json.dumps([child.pid for child in multiprocessing.active_children()]), flush=True)
-            os.kill(os.getpid(), self._signum)
+            # Ctrl-C reaches every process of the terminal, a kill only the one it is meant for.
+            (os.killpg if self._signum == signal.SIGINT else os.kill)(os.getpid(), self._signum)
 
 
 def peak_bytes() -> int:

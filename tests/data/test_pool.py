@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pathlib
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import psutil
@@ -49,18 +53,65 @@ def test_results_in_order(pool: Pool) -> None:
     assert list(pool.map(square, [])) == []
 
 
-def test_work_ahead_is_bounded(pool: Pool) -> None:
-    """However slowly results are taken, only so many tasks are drawn beyond them."""
+def slow_first(task: tuple[int, str]) -> int:
+    """Task 0 takes until task 7 is done, and then some."""
+    number, fifo = task
+    if number == 0:
+        with open(fifo, "rb") as file:
+            file.read()
+        hashlib.sha256(bytes(30 << 20)).digest()
+    if number == 7:
+        with open(fifo, "wb"):
+            pass
+    return number
+
+
+def test_work_ahead_is_bounded(pool: Pool, tmp_path: pathlib.Path) -> None:
+    """While the first task is not done, only so many are handed out beyond it, however fast they are."""
+    os.mkfifo(tmp_path / "fifo")
     drawn = 0
 
-    def tasks() -> Iterator[int]:
+    def tasks() -> Iterator[tuple[int, str]]:
         nonlocal drawn
         for n in range(60):
             drawn = n + 1
-            yield n
+            yield n, str(tmp_path / "fifo")
 
-    for taken, _ in enumerate(pool.map(square, tasks())):
-        assert drawn <= taken + 1 + 2 * AHEAD
+    results = pool.map(slow_first, tasks())
+    assert next(results) == 0 and drawn == 2 * AHEAD
+    assert list(results) == list(range(1, 60))
+
+
+def hang(fifo: str) -> None:
+    with open(fifo, "rb") as file:
+        file.read()
+
+
+HANGING = """
+import sys
+from packtrain.data.pool import Pool
+from tests.data.test_pool import hang
+pool = Pool(2)
+print(*(process.pid for process in pool._workers.values()), flush=True)
+list(pool.map(hang, sys.argv[1:]))
+"""
+
+
+def test_workers_die_with_their_parent(tmp_path: pathlib.Path) -> None:
+    """When the parent is killed, its workers end at once, whatever they are busy with."""
+    fifos = [str(tmp_path / name) for name in "ab"]
+    for fifo in fifos:
+        os.mkfifo(fifo)
+    root = pathlib.Path(__file__).parents[2]
+    parent = subprocess.Popen([sys.executable, "-c", HANGING, *fifos], cwd=root, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    with open(fifos[0], "wb"), open(fifos[1], "wb"):  # opening waits until each worker is in its task
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+        _, alive = psutil.wait_procs(workers, timeout=60)
+    assert len(workers) == 2 and not alive
 
 
 def test_one_worker_is_the_caller() -> None:
