@@ -16,7 +16,7 @@ from packtrain.checkpoint.saver import Saver, choose_buffer_folder
 from packtrain.core.contract import CarrierClient, Control, Place
 from packtrain.core.errors import Contradiction, TokenizerMismatch
 from packtrain.core.platform import Platform
-from packtrain.data.loader import Loader, Prefetcher, open_loader
+from packtrain.data.loader import Loader, Prefetcher, check_held_out, open_loader
 from packtrain.train.flops import measure_peak
 from packtrain.train.heldout import HeldOut
 from packtrain.train.loop import Loop, Parts
@@ -56,17 +56,20 @@ def train(desk: Desk) -> None:
     spec = desk.spec
     mesh = make_mesh(spec.train.mesh)
     loader = open_loader(spec.data, spec.seed, spec.model.vocab, desk.platform)
+    check_held_out(spec.data, loader.tokenizer)
     state, standing, published = _state(desk, mesh, loader)
     specs, facts = state_specs(spec.model, spec.optim), facts_of(spec, loader, desk.platform)
+    sampler = Sampler(spec, mesh, loader.tokenizer)
+    sampler.check(spec.train.sample_prompts)
     saver = _saver(desk, sum(tensor.array.nbytes for tensor in local_tensors(state, specs)))
     with closing(saver), closing(Prefetcher(loader, standing.index, spec.data.prefetch_batches)) as feed:
         saves = Saves(saver, specs, desk.platform, desk.journal, facts, published, desk.place.rank == 0)
         parts = Parts(
             spec=spec, mesh=mesh, platform=desk.platform, journal=desk.journal, beats=desk.beats, orders=orders,
             wire=Wire(mesh), feed=feed, step=make_step(spec.model, spec.optim, spec.guard, spec.train, mesh),
-            held_out=HeldOut(spec, mesh), sampler=Sampler(spec, mesh, loader.tokenizer), saves=saves,
+            held_out=HeldOut(spec, mesh), sampler=sampler, saves=saves,
             attempt=desk.place.attempt, rank=desk.place.rank, grace_s=desk.place.grace_s,
-            peak_flops_per_s=measure_peak(jax.local_devices(), desk.platform.boot_ns, spec.train.precision),
+            peak_flops_per_s=_world_peak(desk, spec.train.precision),
         )
         Loop(parts, state, standing).run()
 
@@ -81,6 +84,11 @@ def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tup
         check_lineage(checkpoint, facts_of(spec, loader, desk.platform))
         state = restore_state(checkpoint, spec, mesh)
     return state, Standing.of(checkpoint.manifest), (checkpoint.manifest.step, restore.commit)
+
+
+def _world_peak(desk: Desk, precision: str) -> float:
+    """FLOPs/s of all devices of all processes, taken to be like those of this one."""
+    return jax.process_count() * measure_peak(jax.local_devices(), desk.platform.boot_ns, precision)
 
 
 def facts_of(spec: Sections, loader: Loader, platform: Platform) -> dict[str, Any]:

@@ -63,12 +63,38 @@ class OptimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     clip_norm: float = 1.0
     """Global gradient norm; 0: no clipping."""
 
+    def __post_init__(self) -> None:
+        for name, low, high, default in _OPTIM_RANGES:
+            if not low <= getattr(self, name) <= high:
+                raise Contradiction(
+                    f"{name} is {getattr(self, name):g}, outside {low:g} to {high:g}", where=f"optim.{name}",
+                    fix=f"for example --set optim.{name}={default:g}",
+                )
+
+
+_BELOW_1 = 1 - 1e-9
+_OPTIM_RANGES = (
+    ("learning_rate", 0.0, 1e3, 1e-3), ("warmup_steps", 0, 1 << 40, 100), ("decay_fraction", 0.0, 1.0, 0.2),
+    ("final_fraction", 0.0, 1.0, 0.0), ("beta1", 0.0, _BELOW_1, 0.9), ("beta2", 0.0, _BELOW_1, 0.95),
+    ("epsilon", 1e-30, 1.0, 1e-8), ("weight_decay", 0.0, 1e3, 0.1), ("clip_norm", 0.0, 1e9, 1.0),
+)
+"""Name, least, most, and what to try instead."""
+
 
 class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spike_sigmas: float = 6.0
     """A loss or gradient norm so many standard deviations above its running mean is a spike; 0: only non-finite."""
     warmup_updates: int = 100
     policy: Literal["skip", "stop", "rollback"] = "skip"
+    skips_in_a_row_max: int = 16
+    """Policy skip: so many bad batches one after the other are no bad batches; the run stops instead."""
+
+    def __post_init__(self) -> None:
+        if self.spike_sigmas < 0 or self.warmup_updates < 0 or self.skips_in_a_row_max < 1:
+            raise Contradiction(
+                "spike_sigmas and warmup_updates are at least 0, skips_in_a_row_max at least 1", where="guard",
+                fix="guard.spike_sigmas=0 judges non-finite steps only",
+            )
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,4 +128,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.steps < 1 or self.microbatches < 1 or self.minutes_max < 0:
             raise Contradiction(
                 "steps and microbatches are at least 1, minutes_max at least 0", where="train", fix="raise them"
+            )
+        if min(self.eval_every_steps, self.eval_rows_max, self.sample_tokens, self.sample_temperature) < 0:
+            raise Contradiction(
+                "counts and the temperature of evaluations and samples are at least 0", where="train",
+                fix="use 0 to switch an evaluation off, or for the likeliest token",
             )

@@ -41,7 +41,7 @@ def step_flops(model: ModelConfig, batch: Any) -> int:
     A multiply-add is 2; backward costs twice forward. So each token takes 6 per matmul parameter, and each live
     (query, key) pair takes 3 * (2 K for q k + 2 K for weights v) = 12 K per head and layer.
     """
-    tokens = np.asarray(batch.tokens_BL).size
+    tokens = int((np.asarray(batch.ends_BL) > np.asarray(batch.starts_BL)).sum())  # padding sees no key
     pairs = model.layers * model.heads * mask_area(model, batch)
     return 6 * matmul_parameters(model) * tokens + 12 * model.head * pairs
 

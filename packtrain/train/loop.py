@@ -100,6 +100,7 @@ class Loop:
         self.calls = 0
         self.flights: deque[Flight] = deque()
         self.windows = start.windows
+        self.skips_in_a_row = start.skips_in_a_row
         self.paused = False
         self.digest_repeats = False
         now = parts.platform.boot_ns()
@@ -156,7 +157,7 @@ class Loop:
         step, spec = self.index, self.parts.spec
         evaluate = _divides(spec.train.eval_every_steps, step)
         save = _divides(spec.checkpoint.every_steps, step)
-        if step >= self.end or self.paused or not (evaluate or save):
+        if step >= self.end or not (evaluate or save):
             return
         self._settle()
         if self.index != step:
@@ -232,6 +233,13 @@ class Loop:
         if policy == "stop":
             self._save_last(self.parts.spec.checkpoint.deadline_s)
             raise GuardStopped(what, where=where, fix="look at the batch; guard.policy=skip goes on without it")
+        if self.skips_in_a_row >= self.parts.spec.guard.skips_in_a_row_max:
+            self._save_last(self.parts.spec.checkpoint.deadline_s)
+            raise GuardStopped(
+                f"{what}; {self.skips_in_a_row} batches before it were skipped, so it is not the batches", where=where,
+                fix="look at loss and gradient norm before them; go back to an older checkpoint or lower the rate",
+            )
+        self.skips_in_a_row += 1
         skipped = self._dispatch(Command.SKIP, "rerun")
         self._count(skipped, self._fetch(skipped))
 
@@ -273,6 +281,7 @@ class Loop:
                 self._clock_stops(order.word is Word.PAUSE)
             case Word.SKIP:
                 self.windows = (*self.windows, (order.a, order.b))
+                self._save()  # the order lasts from the next published save on
             case Word.FINISH:
                 self._clock_stops(False)
                 self.end = self.index
@@ -326,7 +335,7 @@ class Loop:
             return self.parts.saves.finish(self.state, self._standing(), deadline_s)
 
     def _standing(self) -> Standing:
-        return Standing(self.index, self._trained(), self.windows)
+        return Standing(self.index, self._trained(), self.windows, self.skips_in_a_row)
 
     def _evaluate(self, final: bool = False) -> None:
         """Held-out loss and samples: some rows and one sample in the loop, all of them at the end."""
@@ -355,6 +364,8 @@ class Loop:
     def _count(self, flight: Flight, out: Out) -> None:
         """A batch was consumed."""
         parts, now = self.parts, self.parts.platform.boot_ns()
+        if flight.command != Command.SKIP:
+            self.skips_in_a_row = 0
         seconds, self._step_end_ns = (now - self._step_end_ns) / NS, now
         parts.beats.step_done(int(out.step))
         if parts.speaks:

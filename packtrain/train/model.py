@@ -23,7 +23,7 @@ from packtrain.train.matmul import project
 Tree = Any
 """Nested dicts of arrays or specs."""
 Batch = Mapping[str, Any]
-"""tokens_BL, positions_BL, starts_BL, ends_BL; for the loss also targets_BL, weights_BL; inside, also the rope table."""
+"""tokens_BL, positions_BL, starts_BL, ends_BL; the loss needs targets_BL, weights_BL too, layers the rope table."""
 Layer = Callable[[jax.Array, Tree], jax.Array]
 """(stream, weights of one layer) -> stream."""
 

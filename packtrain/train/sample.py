@@ -85,16 +85,24 @@ class Sampler:
         end = self._tokenizer.end_of_document
         return self._tokenizer.decode(ids[: ids.index(end)] if end in ids else ids)
 
-    def continued(self, params: Tree, ids: list[int], tokens: int, temperature: float, key: jax.Array) -> list[int]:
-        """The ids that follow `ids`, past the end of a document too. Raises BadValue when there is no room for one."""
-        ids = ids or [self._tokenizer.end_of_document]
+    def check(self, prompts: Sequence[str]) -> None:
+        """Raises BadValue for a prompt that leaves no room for a token: at the start, not at the first evaluation."""
+        for prompt in prompts:
+            self._room_after(self._tokenizer.encode(prompt), "train.sample_prompts")
+
+    def _room_after(self, ids: list[int], where: str) -> int:
         room = self._spec.data.length - len(ids)
         if room < 1:
             raise BadValue(
                 f"the prompt has {len(ids)} tokens and the model was trained on rows of {self._spec.data.length}",
-                where="prompt", fix="shorten the prompt",
+                where=where, fix="shorten the prompt",
             )
-        tokens = min(tokens, room)
+        return room
+
+    def continued(self, params: Tree, ids: list[int], tokens: int, temperature: float, key: jax.Array) -> list[int]:
+        """The ids that follow `ids`, past the end of a document too. Raises BadValue when there is no room for one."""
+        ids = ids or [self._tokenizer.end_of_document]
+        tokens = min(tokens, self._room_after(ids, "prompt"))
         length = -(-(len(ids) + tokens) // LENGTH_STEP) * LENGTH_STEP
         rows = axes.devices_on("rows", self._mesh)
         tokens_BL = np.zeros((rows, length), np.int32)

@@ -43,14 +43,22 @@ class Standing:
     in it."""
     windows: tuple[tuple[int, int], ...] = ()
     """Data ordered to be skipped: (from index, count)."""
+    skips_in_a_row: int = 0
+    """Batches the guard skipped since the last update."""
 
     def meta(self) -> dict[str, Any]:
-        return {"data_index": self.index, "trained_ns": self.trained_ns, "windows": [list(w) for w in self.windows]}
+        return {
+            "data_index": self.index, "trained_ns": self.trained_ns, "windows": [list(w) for w in self.windows],
+            "skips_in_a_row": self.skips_in_a_row,
+        }
 
     @staticmethod
     def of(manifest: Manifest) -> Standing:
-        windows = tuple((int(first), int(count)) for first, count in manifest.meta.get("windows", []))
-        return Standing(manifest.data_index, int(manifest.meta.get("trained_ns", 0)), windows)
+        meta = manifest.meta
+        windows = tuple((int(first), int(count)) for first, count in meta.get("windows", []))
+        return Standing(
+            manifest.data_index, int(meta.get("trained_ns", 0)), windows, int(meta.get("skips_in_a_row", 0))
+        )
 
 
 class Offering(Protocol):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from packtrain.core.contract import Order, Word
-from packtrain.core.errors import GuardRollback, GuardStopped
+from packtrain.core.errors import GuardRollback, GuardStopped, StoppedOnRequest
 from packtrain.core.records import GuardVerdict, StepDone, TrainerStarted, TrainingDone
 from packtrain.train.orders import Orders
 from packtrain.train.step import Command
@@ -17,6 +17,7 @@ from tests.train import rig
 
 STEPS = rig.SPEC.train.steps
 ALWAYS = 99
+STOP = Order(1, Word.STOP)
 
 
 def with_policy(policy: str) -> rig.Sections:
@@ -51,7 +52,7 @@ def test_transient_nan_is_rerun(tmp_path: pathlib.Path, clean: tuple, poison: di
 
 @pytest.mark.parametrize("index", range(STEPS))
 def test_saves_see_no_batch_that_is_still_open(tmp_path: pathlib.Path, index: int) -> None:
-    """A save by step number waits for every verdict: what it holds is that step of the clean run, wherever the NaN was."""
+    """A save by step number waits for every verdict: it holds that step of the clean run, wherever the NaN was."""
     spec = rig.replace(rig.SPEC, checkpoint=rig.CheckpointConfig(every_s=0, every_steps=2))
 
     def saved(name: str, poison: dict[int, int]) -> dict[int, list[bytes]]:
@@ -74,6 +75,22 @@ def test_persistent_nan_is_skipped(tmp_path: pathlib.Path, index: int) -> None:
     assert [r.step for r in rig.records(folder, StepDone)] == list(range(1, STEPS + 1))
     done = rig.records(folder, TrainingDone)
     assert [(d.step, d.updates_skipped) for d in done] == [(STEPS, 1)]
+
+
+@pytest.mark.parametrize("cut", [0, 11])
+def test_skips_in_a_row_are_bounded(tmp_path: pathlib.Path, cut: int) -> None:
+    """Two bad batches in a row are skipped, the third ends the run with 78 and the state saved; a resume in between
+    counts on, and a good batch starts the count anew."""
+    guard = msgspec.structs.replace(rig.SPEC.guard, skips_in_a_row_max=2)
+    spec = rig.replace(rig.SPEC, guard=guard)
+    bad = {0: ALWAYS, 1: ALWAYS, 3: ALWAYS, 4: ALWAYS, 5: ALWAYS}
+    run, folder = rig.fresh_folder(tmp_path, "run"), rig.fresh_folder(tmp_path, "journal")
+    if cut:
+        with pytest.raises(StoppedOnRequest):
+            rig.begin(folder, run, spec=spec, feed=rig.Feed(bad), orders=Orders(rig.Script({cut: STOP}))).run()
+    with pytest.raises(GuardStopped, match="2 batches before it were skipped"):
+        rig.begin(rig.fresh_folder(tmp_path, "on"), run, spec=spec, feed=rig.Feed(bad)).run()
+    assert max(rig.saved_commits(run)) == 5
 
 
 def test_policy_stop_saves_and_never_restarts(tmp_path: pathlib.Path) -> None:
