@@ -148,6 +148,15 @@ def test_a_finished_run_does_nothing_but_its_end(tmp_path: pathlib.Path) -> None
     assert len(rig.records(folder, SaveDone)) == 1
 
 
+def test_a_restored_step_is_not_saved_again(tmp_path: pathlib.Path) -> None:
+    """SAVE before the first step of a resumed attempt has nothing to do: that step is published already."""
+    run, folder = rig.fresh_folder(tmp_path, "run"), rig.fresh_folder(tmp_path, "journal")
+    with pytest.raises(StoppedOnRequest):
+        rig.begin(folder, run, orders=scripted((2, Order(1, Word.STOP)))).run()
+    rig.begin(folder, run, orders=scripted((1, Order(1, Word.SAVE)))).run()
+    assert [s.step for s in rig.records(folder, SaveDone)] == [1 + ORDER_LAG, STEPS]
+
+
 def test_phase_totals(tmp_path: pathlib.Path) -> None:
     """Totals per phase are journalled every 10 s of the run's clock and at its end, whichever way it ends."""
     clock = Clock()
