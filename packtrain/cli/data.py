@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -36,7 +37,7 @@ def build(
 
     Exit codes: 0 done, 75 stopped or out of space (go on with the same command), 78 input that cannot be read.
     """
-    from packtrain.cli import extras
+    from packtrain.cli import extras, folders
     from packtrain.cli.bars import Bars
     from packtrain.core.platform import LocalPlatform
 
@@ -53,7 +54,8 @@ def build(
     with Bars() as bars:
         build(platform, paths, out, options, bars)
     show_store(out)
-    typer.echo(f"next: packtrain train first-light --data {out}")
+    command = ["packtrain", "train", "first-light", "--run", folders.name_after(out), "--data", out]
+    typer.echo(f"next: {shlex.join(command)}")
 
 
 @app.command()

@@ -44,6 +44,7 @@ def first(run: str | None, new: bool, overrides: Sequence[str]) -> int:
         _build_store(platform, store)
     if found is None:
         wanted = _configured(overrides, store)
+        spec.check_data(wanted)
         name = launch.pick_name(run, new, wanted)
         found = launch.create(platform, name, _with_steps(platform, wanted, name))
     code = launch.stay(platform, found)
@@ -90,16 +91,17 @@ def steps_for(step_s: float, seconds: float) -> int:
 def time_steps(platform: Platform, wanted: RunSpec, folder: str) -> float:
     """Seconds a step takes: the median of a few, by a process that trains as the worker does and keeps nothing.
 
-    Its spec and output stay in the run's logs. Raises PacktrainError with the last line it printed.
+    Its spec and output stay in the run's logs. Raises PacktrainError with the last line it printed, RunUnusable.
     """
     logs = f"{folder}/logs"
-    platform.mkdir(logs)
     path = f"{logs}/timing.toml"
-    platform.write_replacing(path, spec.text(wanted).encode())
-    command = (sys.executable, "-P", "-m", "packtrain.train.timing", path, str(TIMED_STEPS))
     log = f"{logs}/timing-{platform.token(4)}.log"
-    status = platform.spawn(command, launch.child_env(), log_path=log).wait()
-    output = platform.read(log).decode(errors="replace")
+    command = (sys.executable, "-P", "-m", "packtrain.train.timing", path, str(TIMED_STEPS))
+    with launch.usable(folder):
+        platform.mkdir(logs)
+        platform.write_replacing(path, spec.text(wanted).encode())
+        status = platform.spawn(command, launch.child_env(), log_path=log).wait()
+        output = platform.read(log).decode(errors="replace")
     if status != 0:
         raise PacktrainError(
             f"timing a few steps failed: {(output.strip().splitlines() or ['no output'])[-1]}", where=log,

@@ -46,6 +46,12 @@ def named(name: str) -> str:
     return f"{runs_folder()}/{name}"
 
 
+def name_after(path: str) -> str:
+    """A name no run has yet, after the last part of a path."""
+    last = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(os.path.abspath(path))).lstrip("._-")
+    return free_name(last[:80] or "mine")
+
+
 def find_run(run: str) -> str:
     """Absolute folder of a run given by name or path. Raises RunMissing with the nearest name."""
     for folder in (f"{runs_folder()}/{run}", os.path.abspath(run)):

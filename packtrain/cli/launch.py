@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from packtrain.cli import folders, spec
 from packtrain.cli.ending import complain
 from packtrain.cli.progress import watching
 from packtrain.cli.version import version
-from packtrain.core.errors import EXIT_DONE, CommitsUnfit
+from packtrain.core.errors import EXIT_DONE, CommitsUnfit, RunUnusable
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.monitor.report import gather
 from packtrain.recipes.spec import RunSpec
@@ -21,6 +24,8 @@ from packtrain.train.sections import newest_spec
 WORKER = ("-P", "-m", "packtrain.train")
 CARRIER = ("-P", "-m", "packtrain.checkpoint.carrier")
 """-P: a file in the person's folder must not stand in for a module of ours."""
+LINK_REFUSED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+"""What a file system without hard links answers; anything else may be better later."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +75,46 @@ def find(name: str | None, new: bool, wanted: RunSpec) -> Run | None:
 
 
 def create(platform: Platform, name: str, wanted: RunSpec) -> Run:
-    """Make the run folder. Of two commands that create one run at once, one wins and the other resumes it."""
+    """Make the run folder. Of two commands that create one run at once, one wins and the other resumes it.
+
+    Raises RunUnusable where nothing can be written, CommitsUnfit where hard links are refused, SpecDiffers.
+    """
     folder = folders.named(name)
     path = f"{folder}/{folders.SPEC}"
-    platform.mkdir(os.path.dirname(path))
-    temp = f"{path}.new-{platform.token()}"
-    platform.write_new(temp, spec.text(wanted).encode())
-    try:
-        platform.link(temp, path)
-    except FileExistsError:
-        recorded = spec.read(path)
-        spec.compare(recorded, wanted, name, path)
-        return Run(name, folder, recorded, resumed=True)
-    except OSError as error:
-        raise CommitsUnfit(
-            f"a run cannot live here: hard links are refused ({error.strerror})", where=folder,
-            fix="set PACKTRAIN_HOME to a folder on ext4, xfs, btrfs or NFS",
-        ) from error
-    finally:
-        platform.unlink(temp)
-    platform.fsync_dir(os.path.dirname(path))
+    with usable(folder):
+        platform.mkdir(os.path.dirname(path))
+        temp = f"{path}.new-{platform.token()}"
+        platform.write_new(temp, spec.text(wanted).encode())
+        try:
+            platform.link(temp, path)
+        except FileExistsError:
+            recorded = spec.read(path)
+            spec.compare(recorded, wanted, name, path)
+            return Run(name, folder, recorded, resumed=True)
+        except OSError as error:
+            if error.errno not in LINK_REFUSED:
+                raise
+            raise CommitsUnfit(
+                f"a run cannot live here: hard links are refused ({error.strerror})", where=folder,
+                fix="set PACKTRAIN_HOME to a folder on ext4, xfs, btrfs or NFS",
+            ) from error
+        finally:
+            platform.unlink(temp)
+        platform.fsync_dir(os.path.dirname(path))
     return Run(name, folder, wanted, resumed=False)
+
+
+@contextmanager
+def usable(folder: str) -> Iterator[None]:
+    """What the machine refuses while a run folder is written is RunUnusable, with the file it is about."""
+    try:
+        yield
+    except OSError as error:
+        raise RunUnusable(
+            f"the run folder cannot be written: {error.strerror or error}", where=str(error.filename or folder),
+            fix="free space or mend its permissions (see `packtrain doctor`), or set PACKTRAIN_HOME to another folder; "
+                "then give the same command",
+        ) from error
 
 
 def finished(platform: Platform, run: Run) -> bool:

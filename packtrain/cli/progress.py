@@ -5,10 +5,11 @@ The same facts that a report folds feed it, and beats for what is happening righ
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -102,8 +103,8 @@ class Progress:
         if not self.recent:
             return []
         last, parts = self.recent[-1], []
-        parts.append(f"loss {statistics.fmean(step.loss for step in self.recent):.3f}")
-        parts.append(f"{statistics.fmean(step.bits_per_byte for step in self.recent):.3f} bits/byte")
+        parts.append(f"loss {_mean(step.loss for step in self.recent):.3f}")
+        parts.append(f"{_mean(step.bits_per_byte for step in self.recent):.3f} bits/byte")
         parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
         parts.append(f"MFU {self.mfu:.1%}" if self.mfu else "MFU unknown")
         parts.append(f"lr {last.learning_rate:.2e}")
@@ -126,8 +127,15 @@ class Progress:
         return f"{duration_text(left_s)} left" if left_s else ""
 
 
+def _mean(values: Iterable[float]) -> float:
+    """Of the finite ones; NaN where there is none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(finite) if finite else math.nan
+
+
 def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
-    """The shape of a series in `width` characters, each the mean of its share."""
+    """The shape of a series in `width` characters, each the mean of its share; NaN and infinity have no height."""
+    values = [value for value in values if math.isfinite(value)]
     if len(values) < 2:
         return ""
     width = min(width, len(values))

@@ -14,7 +14,7 @@ def sample(
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, max=10.0, help="0: always the likeliest token.")
     ] = 0.8,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Another seed, another text.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Another seed, another text.")] = 0,
 ) -> None:
     """Continue a prompt with a trained model.
 

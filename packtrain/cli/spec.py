@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from packtrain.core import config
-from packtrain.core.errors import Contradiction, CorpusMissing, SpecDiffers, UsageError
+from packtrain.core.errors import Contradiction, CorpusMissing, SpecDiffers, TokenizerMismatch, UsageError
 from packtrain.core.platform import LocalPlatform
 from packtrain.data.config import DataConfig, StoreUse
 from packtrain.recipes import catalog
@@ -63,15 +63,27 @@ def with_data(spec: RunSpec, folder: str) -> RunSpec:
 
 
 def check_data(spec: RunSpec) -> None:
-    """Raises Contradiction where there is nothing to read, CorpusMissing where it is not there."""
+    """Raises Contradiction where there is nothing to read, CorpusMissing where it is not there, StoreDamaged where its
+    card is, TokenizerMismatch where two stores, held out or not, were made with different tokenizers."""
+    from packtrain.data.signed import read_card
+    from packtrain.data.store import CARD, Card
+
     if not spec.data.stores:
         raise Contradiction(
             f"recipe {spec.recipe} was given nothing to read", where="data.stores",
             fix="packtrain data build PATH... --out DIR, then add --data DIR",
         )
+    made_with: dict[str, str] = {}
     for folder in store_folders(spec.data):
-        if not os.path.isfile(f"{folder}/card.json"):
+        if not os.path.isfile(f"{folder}/{CARD}"):
             raise CorpusMissing("there is no store here", where=folder, fix="packtrain data build PATH... --out DIR")
+        card, _ = read_card(LocalPlatform(), f"{folder}/{CARD}", Card)
+        made_with.setdefault(card.tokenizer_hash, folder)
+    if len(made_with) > 1:
+        raise TokenizerMismatch(
+            "the stores of one run were made with different tokenizers", where=", ".join(made_with.values()),
+            fix="build all with one tokenizer.json (`packtrain data build --tokenizer FILE`)",
+        )
 
 
 def store_folders(data: DataConfig) -> list[str]:

@@ -8,10 +8,13 @@ import sys
 
 import pytest
 
-from packtrain.cli import launch, spec
+from packtrain.cli import first, folders, launch, spec
 from packtrain.cli.ending import end
+from packtrain.core.errors import RunUnusable
 from packtrain.core.platform import LocalPlatform
+from packtrain.data.tokenizer import train_bpe
 from tests.cli.home import call, environment, packtrain, said, script, sets
+from tests.data.makers import write_store
 
 MISTAKES = {
     "unknown verb": (["trian"], 2, "Did you mean"),
@@ -36,6 +39,7 @@ MISTAKES = {
     "no run to report": (["report", "nowhere"], 78, "packtrain first-light"),
     "no run to sample": (["sample", "nowhere", "--prompt", "x"], 78, "packtrain first-light"),
     "no prompt": (["sample", "nowhere"], 2, "--prompt"),
+    "seed too large": (["sample", "nowhere", "--prompt", "x", "--seed", str(2**64)], 2, "seed"),
     "negative temperature": (["sample", "nowhere", "--prompt", "x", "--temperature", "-1"], 2, "temperature"),
 }
 
@@ -164,6 +168,43 @@ def test_a_damaged_spec_is_one_message(home: pathlib.Path, store: str, capsys: p
     path.write_text("recipe = 'first-light'\n[model]\nlayer = 3\n")
     code, _, errors = said(capsys, "train", "first-light", "--run", "mine", "--data", store)
     assert code == 78 and str(path) in errors and "layers" in errors
+
+
+@pytest.mark.parametrize("place", ["/proc/nope", "a file"])
+def test_a_home_that_cannot_be_written(
+    place: str, home: pathlib.Path, store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run folder that the machine refuses to write is one message with the place and what to do, exit 75."""
+    (home / "a file").write_text("not a folder")
+    monkeypatch.setenv("PACKTRAIN_HOME", place)
+    code, _, errors = said(capsys, "train", "first-light", "--data", store)
+    assert code == 75 and errors.startswith("[run.unusable]") and "PACKTRAIN_HOME" in errors
+    assert f"where: {folders.home()}" in errors
+    with pytest.raises(RunUnusable, match="cannot be written"):
+        first.time_steps(LocalPlatform(), spec.resolve("first-light", [], store), folders.named("timed"))
+
+
+def test_a_held_out_store_of_another_tokenizer(
+    home: pathlib.Path, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Held-out text in ids of another tokenizer is refused before the run is made, naming the store."""
+    source = "".join(f"def other{n}(): pass\n" for n in range(300))
+    other = write_store(home / "other", [source.encode()], train_bpe([source], 300))
+    code, _, errors = said(capsys, "train", "first-light", "--data", store, "--set", f'data.held_out=["{other}"]')
+    assert code == 78 and errors.startswith("[data.tokenizer_mismatch]") and other in errors
+    assert not (home / "runs").exists()
+
+
+def test_a_build_names_a_run_of_its_own(home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that `data build` tells to give next is not refused for a run that is there: its run is new."""
+    (home / "text").mkdir()
+    for n in range(9):
+        (home / "text" / f"{n}.txt").write_text(f"some text of its own {n}\n" * (n + 3))
+    build = ("data", "build", "text", "--out", "my texts", "--tokenizer", "byte")
+    code, out, errors = said(capsys, *build)
+    assert code == 0 and out.endswith("next: packtrain train first-light --run my-texts --data 'my texts'\n"), errors
+    launch.create(LocalPlatform(), "my-texts", spec.resolve("first-light", [], str(home / "my texts")))
+    assert said(capsys, *build)[1].endswith("--run my-texts-2 --data 'my texts'\n")
 
 
 # --- mistakes that only a worker can see ---------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pathlib
 
 from hypothesis import given
@@ -91,6 +92,17 @@ def test_a_new_attempt_starts_with_no_pace() -> None:
     progress = trained()
     progress.take(entry(AttemptBegan(attempt=2, commit=4, parent=3, restore_step=700)))
     assert progress.left_s is None and progress.step == 900
+
+
+def test_a_loss_that_is_no_number_ends_no_display() -> None:
+    """NaN and infinity are left out of the curve and of the means; all else is shown as before."""
+    assert sparkline([1.0, 2.0, math.nan, math.inf, -math.inf]) == sparkline([1.0, 2.0]) == SPARKS[0] + SPARKS[-1]
+    progress = trained()
+    shown = picture(progress, 120)[1]
+    for n, loss in ((901, math.nan), (902, math.inf), (903, -math.inf)):
+        progress.take(entry(step(n, loss=loss)))
+    measures = picture(progress, 120)[1]
+    assert measures.split()[0] == shown.split()[0] and "loss 3.027" in measures
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=200), st.integers(1, 40))
