@@ -47,19 +47,22 @@ def direction(optim: OptimConfig) -> optax.GradientTransformation:
     return optax.scale_by_adam(b1=optim.beta1, b2=optim.beta2, eps=optim.epsilon)
 
 
-def clipped(grads: Tree, norm: jax.Array, clip_norm: float) -> Tree:
-    """The gradient scaled down to a global norm of at most `clip_norm`; 0: as it is."""
+def clip_factor(norm: jax.Array, clip_norm: float) -> jax.Array | float:
+    """What brings a gradient of this global norm down to at most `clip_norm`; 0: no clipping."""
     if clip_norm == 0:
-        return grads
-    scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-    return jax.tree.map(lambda g: g * scale, grads)
+        return 1.0
+    return jnp.minimum(1.0, clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
 
 
 def updated(
-    params: Tree, opt: Any, grads: Tree, specs: Tree, rate: jax.Array, optim: OptimConfig
+    params: Tree, opt: Any, sums: Tree, factor: jax.Array | float, specs: Tree, rate: jax.Array, optim: OptimConfig
 ) -> tuple[Tree, Any]:
-    """One AdamW update: p - rate * (direction + decay * p), decay on matrices only. Source: arXiv:1711.05101."""
-    directions, opt = direction(optim).update(grads, opt)
+    """One AdamW update by the gradient `factor * sums`: p - rate * (direction + decay * p), decay on matrices only.
+
+    The factor (1 / sum of weights, and the clipping) comes along so that it fuses with the moments, no pass of its own.
+    Source: arXiv:1711.05101.
+    """
+    directions, opt = direction(optim).update(jax.tree.map(lambda g: g * factor, sums), opt)
 
     def move(p: jax.Array, d: jax.Array, spec: ParamSpec) -> jax.Array:
         return p - rate * (d + optim.weight_decay * p if spec.is_matrix else d)

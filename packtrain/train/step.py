@@ -18,7 +18,7 @@ from packtrain.train.guard import Verdict, digest, judge, learn
 from packtrain.train.loss import nll_sum
 from packtrain.train.mesh import process_sharding
 from packtrain.train.model import Batch, Tree, param_specs
-from packtrain.train.optim import clipped, schedule, updated
+from packtrain.train.optim import clip_factor, schedule, updated
 from packtrain.train.state import State, shardings
 
 BATCH_FIELDS = ("tokens_BL", "targets_BL", "weights_BL", "positions_BL", "starts_BL", "ends_BL")
@@ -46,6 +46,7 @@ class Out(NamedTuple):
     learning_rate: jax.Array
     verdict: jax.Array
     digest: jax.Array
+    """u32, of the gradient of the sum."""
     ran: jax.Array
     step: jax.Array
     """Batches consumed, this one included."""
@@ -104,9 +105,8 @@ def make_step(
     rate_at, specs = schedule(optim, train.steps), param_specs(model)
 
     def step(state: State, batch: Batch, orders_R4: jax.Array, command: jax.Array) -> tuple[State, Out]:
-        (sums, grads), weight = between.reduce(*gradient_sums(state.params, batch, model, train, mesh))
-        loss, grads = sums / weight, jax.tree.map(lambda g: g / weight, grads)
-        norm, rate = global_norm(grads), rate_at(state.step)
+        (nll, sums), weight = between.reduce(*gradient_sums(state.params, batch, model, train, mesh))
+        loss, norm, rate = nll / weight, global_norm(sums) / weight, rate_at(state.step)
         verdict = judge(loss, norm, state.guard, state.updates, guard)
 
         ran = (command != Command.RUN) | ~state.tripped
@@ -115,7 +115,8 @@ def make_step(
 
         def apply(kept: Tree) -> Tree:
             params, opt, stats = kept
-            params, opt = updated(params, opt, clipped(grads, norm, optim.clip_norm), specs, rate, optim)
+            factor = clip_factor(norm, optim.clip_norm) / weight
+            params, opt = updated(params, opt, sums, factor, specs, rate, optim)
             return params, opt, learn(stats, loss, norm, state.updates)
 
         # A conditional on donated buffers, not a select over the tree, which would hold both (half the state more).
@@ -129,7 +130,7 @@ def make_step(
             guard=stats,
         )
         verdict = jnp.where(ran, verdict, Verdict.OK)
-        return state, Out(loss, norm, rate, verdict, digest(grads), ran, state.step, sums, weight, orders_R4)
+        return state, Out(loss, norm, rate, verdict, digest(sums), ran, state.step, nll, weight, orders_R4)
 
     layout = shardings(model, optim, mesh)
     whole: Any = axes.replicated(mesh)

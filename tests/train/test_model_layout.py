@@ -22,7 +22,7 @@ PARAM_TOLERANCE = 2e-5
 """Absolute after 3 steps of rate 1e-2; Adam divides small gradients by their own size, so it widens differences."""
 
 LAYOUTS = [
-    {"fsdp": 2}, {"tensor": 2}, {"replica": 4}, {"fsdp": 2, "tensor": 2}, {"fsdp": 2, "context": 2},
+    {"fsdp": 2}, {"tensor": 2}, {"fsdp": 2, "tensor": 2}, {"fsdp": 2, "context": 2},
     {"fsdp": 8}, {"replica": 2, "fsdp": 4}, {"replica": 2, "fsdp": 2, "tensor": 2},
 ]
 
@@ -58,7 +58,7 @@ def test_the_fresh_state_is_the_same_on_every_mesh(layout: dict[str, int]) -> No
         np.testing.assert_array_equal(made[name], wanted, err_msg=name)
 
 
-@pytest.mark.parametrize(("microbatches", "layout"), [(2, {}), (4, {}), (2, {"fsdp": 2}), (4, {"fsdp": 4})], ids=named)
+@pytest.mark.parametrize(("microbatches", "layout"), [(2, {}), (4, {"fsdp": 2}), (2, {"replica": 4})], ids=named)
 def test_microbatches_agree(microbatches: int, layout: dict[str, int]) -> None:
     """The global batch in 1, 2 or 4 parts, on worlds of 1, 2 and 4, gives one loss and one gradient."""
     agree(run_of(tuple(layout.items()), microbatches), run_of())

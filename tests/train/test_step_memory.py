@@ -11,7 +11,7 @@ import pytest
 
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
 from packtrain.train.model import param_specs
-from packtrain.train.optim import clipped, schedule, updated
+from packtrain.train.optim import clip_factor, schedule, updated
 from packtrain.train.state import State, init_state
 from packtrain.train.step import Command, global_norm, gradient_sums, make_step, place_batch, place_orders
 from tests.train.tiny import mesh_of, packed_rows
@@ -26,20 +26,13 @@ def unguarded(train: TrainConfig, mesh: jax.sharding.Mesh) -> Any:
 
     def step(state: State, batch: dict[str, jax.Array], orders: jax.Array, command: jax.Array) -> tuple[State, Any]:
         (total, sums), weight = gradient_sums(state.params, batch, MODEL, train, mesh)
-        grads = jax.tree.map(lambda g: g / weight, sums)
-        norm, rate = global_norm(grads), schedule(OPTIM, train.steps)(state.step)
-        grads = clipped(grads, norm, OPTIM.clip_norm)
-        params, opt = updated(state.params, state.opt, grads, param_specs(MODEL), rate, OPTIM)
+        norm, rate = global_norm(sums) / weight, schedule(OPTIM, train.steps)(state.step)
+        factor = clip_factor(norm, OPTIM.clip_norm) / weight
+        params, opt = updated(state.params, state.opt, sums, factor, param_specs(MODEL), rate, OPTIM)
         state = state._replace(params=params, opt=opt, step=state.step + 1, updates=state.updates + 1)
         return state, (total / weight, norm, rate, orders + command)
 
     return jax.jit(step, donate_argnums=0)
-
-
-def bytes_of(step: Any, arguments: tuple[Any, ...]) -> int:
-    """Temporary bytes and those of outputs that reuse no donated input."""
-    m = step.lower(*arguments).compile().memory_analysis()
-    return m.temp_size_in_bytes + m.output_size_in_bytes
 
 
 @functools.cache
@@ -49,18 +42,24 @@ def arguments() -> tuple[Any, ...]:
     return init_state(MODEL, OPTIM, 0, mesh), batch, place_orders([0] * 4, mesh), jnp.int32(Command.RUN)
 
 
+def memory(step: Any) -> Any:
+    return step.lower(*arguments()).compile().memory_analysis()
+
+
+@functools.cache
+def guarded(microbatches: int) -> Any:
+    return memory(make_step(MODEL, OPTIM, GuardConfig(), TrainConfig(microbatches=microbatches), mesh_of()))
+
+
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_the_guard_needs_no_second_state(microbatches: int) -> None:
     """Temporaries plus outputs of the guarded step are within 2% of those of the same step without guard."""
-    train, mesh = TrainConfig(microbatches=microbatches), mesh_of()
-    guarded = bytes_of(make_step(MODEL, OPTIM, GuardConfig(), train, mesh), arguments())
-    bare = bytes_of(unguarded(train, mesh), arguments())
-    assert guarded <= (1 + SHARE) * bare, f"{guarded} bytes against {bare}"
+    bare = memory(unguarded(TrainConfig(microbatches=microbatches), mesh_of()))
+    wanted, found = (m.temp_size_in_bytes + m.output_size_in_bytes for m in (bare, guarded(microbatches)))
+    assert found <= (1 + SHARE) * wanted, f"{found} bytes against {wanted}"
 
 
 def test_the_state_is_donated() -> None:
     """The step's state comes back in the buffers it was handed: outputs alias all of them."""
-    step = make_step(MODEL, OPTIM, GuardConfig(), TrainConfig(), mesh_of())
-    m = step.lower(*arguments()).compile().memory_analysis()
     state_bytes = sum(x.nbytes for x in jax.tree.leaves(arguments()[0]))
-    assert m.alias_size_in_bytes >= state_bytes
+    assert guarded(1).alias_size_in_bytes >= state_bytes
