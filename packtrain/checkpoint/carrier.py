@@ -21,6 +21,7 @@ and is answered at once, then once more when it is over:
 `stop` true: a newer attempt began, or a later step is published; this worker is over. A line that is no such message
 closes its connection. What a client had accepted goes on when it leaves, and a client that offers the same buffer for
 the same step again (it lost its connection) gets the outcome of the save under way.
+On SIGTERM nothing more is taken and what was taken whole is finished; a second one ends at once.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from typing import Any
 import msgspec
 
 from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.config import DEADLINE_S_MAX
 from packtrain.checkpoint.format import PlacedBox, TensorSpec
 from packtrain.checkpoint.publish import Gate, Part, Save, carry
 from packtrain.checkpoint.purge import execute
@@ -58,7 +60,6 @@ HANG_S = 0.5
 """After its deadline a save's own thread has this long to say what held it, before the loop gives it up as hung."""
 CONFIRM_S = 30.0
 """A save that passed its gate in time may still wait this long for the log."""
-DEADLINE_S_MAX = 86_400.0
 
 
 class Offer(msgspec.Struct, frozen=True, tag_field="op", tag="offer"):
@@ -158,7 +159,8 @@ class Carrier:
         self._latest = latest
         self._hung = 0
         self._retaining = False
-        self._stopping = False
+        self._verified: set[int] = set()
+        self._stops = 0
         self._clients: set[_Client] = set()
         self._ended: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
@@ -170,16 +172,16 @@ class Carrier:
             self._selector.register(sock, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Turn until `stop`; what is half written then is debris, as after any death."""
-        while not self._stopping:
+        """Turn until `stop`, and then on until every save taken whole is over; what is half written then is debris."""
+        while self._stops == 0 or (self._stops == 1 and self._whole_saves()):
             self.turn()
         for sock in (self._listener, self._woken, self._waker, *(client.sock for client in self._clients)):
             sock.close()
         self._selector.close()
 
     def stop(self) -> None:
-        """Make `serve` return; from any thread or signal handler."""
-        self._stopping = True
+        """Make `serve` return once what it took whole is over, or at once when asked twice; from any thread."""
+        self._stops += 1
         self._wake()
 
     def turn(self) -> None:
@@ -269,7 +271,7 @@ class Carrier:
         known = save.parts.get(offer.writer) if save else None
         if save is None:
             self._fail_passed_over(offer)
-            if len(self._saves) >= OPEN_SAVES_MAX or self._hung >= HUNG_MAX:
+            if self._stops or len(self._saves) >= OPEN_SAVES_MAX or self._hung >= HUNG_MAX:
                 return False
             now_ns = self._platform.boot_ns()
             save = self._saves[offer.step] = _Open(offer.step, now_ns, now_ns + int(offer.deadline_s * NS))
@@ -291,11 +293,14 @@ class Carrier:
         """The earliest whole save, when none is being written: steps are published in order."""
         if any(save.running for save in self._saves.values()):
             return
-        whole = [save for save in self._saves.values() if set(save.parts) == set(self._begin.writers)]
+        whole = self._whole_saves()
         if whole:
             save = min(whole, key=lambda save: save.step)
             save.running = True
             self._in_thread(lambda: self._carry(save), lambda result: self._on_carried(save, result))
+
+    def _whole_saves(self) -> list[_Open]:
+        return [save for save in self._saves.values() if set(save.parts) == set(self._begin.writers)]
 
     def _carry(self, save: _Open) -> Commit | PacktrainError:
         """In the save's thread. Whatever goes wrong is a result."""
@@ -363,7 +368,7 @@ class Carrier:
     def _retain(self, message: Retain) -> list[dict[str, Any]] | PacktrainError:
         try:
             done = execute(
-                self._platform, self._run_folder, self._begin.attempt, message.actions, message.grace_s
+                self._platform, self._run_folder, self._begin.attempt, message.actions, message.grace_s, self._verified
             )
             return [{**msgspec.structs.asdict(one.action), "error": one.error} for one in done]
         except Exception as error:

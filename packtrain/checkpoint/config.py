@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from packtrain.core.errors import Contradiction
+
+DEADLINE_S_MAX = 86_400.0
+"""A carrier takes no save with a later deadline."""
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,7 +32,13 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise Contradiction(
                 "at least one checkpoint is kept", where="checkpoint.keep_last", fix="set it to 1 or more"
             )
-        if self.every_steps < 0 or self.every_s < 0 or self.deadline_s <= 0 or self.grace_s < 0:
+        steps, times_s = (self.every_steps, self.keep_every_steps), (self.every_s, self.grace_s, self.debris_s)
+        if min(steps) < 0 or not all(0 <= time_s < math.inf for time_s in times_s):
             raise Contradiction(
                 "times and steps cannot be negative", where="checkpoint", fix="use 0 to switch a cadence off"
+            )
+        if not 0 < self.deadline_s <= DEADLINE_S_MAX:
+            raise Contradiction(
+                f"a save needs a deadline, of {DEADLINE_S_MAX:.0f} s at most", where="checkpoint.deadline_s",
+                fix="300 is a good value",
             )

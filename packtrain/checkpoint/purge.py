@@ -1,7 +1,8 @@
 """The only module that deletes checkpoints. Everything here checks again what the plan decided, at the last moment.
 
-A purge needs a tombstone as old as the grace, an attempt that is still the last begun, a restore point that opens, and
-a folder that is not it. The manifest goes first: a purge cut short leaves a folder that refuses to open at once.
+A purge needs a tombstone as old as the grace, an attempt that is still the last begun, a restore point every byte of
+which was read back and found good, and a folder that is not it. The manifest goes first: a purge cut short leaves a
+folder that refuses to open at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.format import MANIFEST, parse_folder
-from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.checkpoint.reader import verify_commit
 from packtrain.checkpoint.retention import TOMBSTONE_BYTES_MAX, Action, Tombstone, parse_tombstone, tombstone_name
 from packtrain.core.errors import PacktrainError, PurgeRefused
 from packtrain.core.platform import Platform
@@ -28,13 +29,18 @@ class Done(NamedTuple):
 
 
 def execute(
-    platform: Platform, run_folder: str, attempt: int, actions: Sequence[Action], grace_s: float
+    platform: Platform, run_folder: str, attempt: int, actions: Sequence[Action], grace_s: float,
+    verified: set[int] | None = None,
 ) -> list[Done]:
-    """Carry out a plan made under `attempt`. One that is refused or fails keeps none of the others."""
+    """Carry out a plan made under `attempt`. One that is refused or fails keeps none of the others.
+
+    `verified`: numbers of the commits read back whole so far; it grows, so a restore point is read once and not again.
+    """
+    verified = set() if verified is None else verified
     done = []
     for action in actions:
         try:
-            _execute(platform, run_folder, attempt, action, grace_s)
+            _execute(platform, run_folder, attempt, action, grace_s, verified)
             done.append(Done(action, None))
         except PacktrainError as error:
             done.append(Done(action, error.as_dict()))
@@ -51,7 +57,9 @@ def discard_try(platform: Platform, folder: str) -> None:
         platform.rmdir(folder)
 
 
-def _execute(platform: Platform, run_folder: str, attempt: int, action: Action, grace_s: float) -> None:
+def _execute(
+    platform: Platform, run_folder: str, attempt: int, action: Action, grace_s: float, verified: set[int]
+) -> None:
     if parse_folder(action.folder) is None:
         raise _refused(action.folder, "this is no checkpoint folder")
     _require_current(platform, run_folder, attempt, action.folder)
@@ -64,7 +72,7 @@ def _execute(platform: Platform, run_folder: str, attempt: int, action: Action, 
                 platform.unlink(stone)
         case "purge":
             _require_grace(platform, stone, action.folder, grace_s)
-            _require_restorable(platform, run_folder, action.folder)
+            _require_restorable(platform, run_folder, action.folder, verified)
             _remove(platform, f"{run_folder}/checkpoints", action.folder)
 
 
@@ -98,12 +106,17 @@ def _require_grace(platform: Platform, stone: str, folder: str, grace_s: float) 
         raise _refused(folder, f"its tombstone is younger than {grace_s:.0f} s")
 
 
-def _require_restorable(platform: Platform, run_folder: str, folder: str) -> None:
-    """The checkpoint that restore would read is another one, and opens: raises CheckpointDamaged where it does not."""
+def _require_restorable(platform: Platform, run_folder: str, folder: str, verified: set[int]) -> None:
+    """The checkpoint that restore would read is another one, and whole: raises PurgeRefused, CheckpointUnreadable."""
     point = CommitLog(platform, f"{run_folder}/commits").restore_point()
     if point is None or point.folder == folder:
         raise _refused(folder, "restore would read it now" if point else "no other checkpoint is published")
-    open_checkpoint(platform, run_folder, point)
+    if point.number in verified:
+        return
+    damage = verify_commit(platform, run_folder, point)
+    if damage:
+        raise _refused(folder, f"restore would read step {point.step}, which is damaged: {damage[0].what}")
+    verified.add(point.number)
 
 
 def _remove(platform: Platform, checkpoints: str, folder: str) -> None:

@@ -19,7 +19,7 @@ from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import Box, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
 from packtrain.checkpoint.retention import TOMBSTONE_BYTES_MAX, Survey, Tombstone, parse_tombstone, tombstone_name
-from packtrain.core.errors import CheckpointDamaged, FormatUnknown
+from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, FormatUnknown
 from packtrain.core.platform import Platform
 
 CACHE_BYTES = 64 << 20
@@ -135,7 +135,7 @@ class Checkpoint:
             raise _damaged(f"tensor {placed.tensor}: {error.what}", error.where) from error
 
     def verify(self) -> list[Damage]:
-        """Read every byte of every image; what is wrong, by file and tensor."""
+        """Read every byte of every image; what is wrong, by file and tensor. Raises CheckpointUnreadable."""
         return [damage for table in self._tables for damage in self._verify_part(table)]
 
     def _verify_part(self, table: PartTable) -> Iterator[Damage]:
@@ -149,9 +149,11 @@ class Checkpoint:
                 yield Damage(table.file, _touched(table, index), error.what)
         try:
             size = self._platform.size(path)
-        except OSError as error:
+        except FileNotFoundError as error:
             yield Damage(table.file, _touched(table, None), str(error))
             return
+        except OSError as error:
+            raise _unreadable(error, path) from error
         if size != table.bytes:
             yield Damage(table.file, _touched(table, None), f"{size} bytes long, not {table.bytes}")
         elif not damaged and digest.hexdigest() != table.sha256:
@@ -161,7 +163,8 @@ class Checkpoint:
 def open_checkpoint(platform: Platform, run_folder: str, commit: Commit) -> Checkpoint:
     """Open what a save commit published. Reads manifest and tables, no tensor; needs no device.
 
-    Raises CheckpointDamaged naming the file, or the tensor whose boxes do not tile it; FormatUnknown if it is newer.
+    Raises CheckpointDamaged naming the file, or the tensor whose boxes do not tile it; FormatUnknown if it is newer;
+    CheckpointUnreadable when the disk refuses, which says nothing about the checkpoint.
     """
     assert commit.kind == "save", f"commit {commit.number} is no save"
     folder = checkpoint_folder(run_folder, commit)
@@ -181,7 +184,10 @@ def open_restore(platform: Platform, run_folder: str, number: int, digest: str) 
 
 
 def verify_commit(platform: Platform, run_folder: str, commit: Commit) -> list[Damage]:
-    """All damage of one published checkpoint, that which keeps it from being opened included."""
+    """All damage of one published checkpoint, that which keeps it from being opened included.
+
+    Raises CheckpointUnreadable: a disk that refuses is no damage.
+    """
     try:
         return open_checkpoint(platform, run_folder, commit).verify()
     except (CheckpointDamaged, FormatUnknown) as error:
@@ -245,8 +251,10 @@ def _read_table(platform: Platform, folder: str, entry: PartEntry, specs: dict[s
 def _read(platform: Platform, path: str, offset: int, size: int) -> bytes:
     try:
         return platform.read(path, offset, size)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise _damaged(f"cannot be read: {error}", path) from error
+    except OSError as error:
+        raise _unreadable(error, path) from error
 
 
 def _slabs(
@@ -288,6 +296,12 @@ def _touched(table: PartTable, index: int | None) -> tuple[str, ...]:
     start, stop = index * table.block_bytes, (index + 1) * table.block_bytes
     names = dict.fromkeys(p.tensor for p in table.boxes if p.offset < stop and p.offset + p.bytes > start)
     return tuple(names) or _touched(table, None)
+
+
+def _unreadable(error: OSError, path: str) -> CheckpointUnreadable:
+    return CheckpointUnreadable(
+        f"the disk refuses to read it now: {error}", where=path, fix="see that the disk is mounted, well and readable"
+    )
 
 
 def _damaged(what: str, where: str) -> CheckpointDamaged:

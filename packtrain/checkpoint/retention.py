@@ -1,8 +1,8 @@
 """Which checkpoints are kept: a pure plan from the log, the folders and the tombstones. Nothing here touches a disk.
 
 A folder goes in two steps: a tombstone first, and a purge only `grace_s` later. Never planned for either: what restore
-would read now, the `keep_last` saves of the lineage (at least one: the floor), each `keep_every_steps`-th, and what is
-pinned. A tombstoned folder that is kept again (a rollback leads to it, say) loses its tombstone and with it the time
+would read now, the `keep_last` saves of the lineage (at least one), each `keep_every_steps`-th, and what is pinned.
+A tombstoned folder that is kept again (a rollback leads to it, say) loses its tombstone and with it the time
 already served. Uncommitted folders count as debris when a later attempt has begun and `debris_s` have passed.
 """
 
@@ -48,14 +48,14 @@ class Action(msgspec.Struct, frozen=True):
     reason: str
 
 
-def plan(survey: Survey, config: CheckpointConfig, pinned: Collection[str] = (), domains: int = 1) -> list[Action]:
-    """What to do now, in the order of folder names. `pinned`: folders; `domains`: failure domains that hold copies.
+def plan(survey: Survey, config: CheckpointConfig, pinned: Collection[str] = ()) -> list[Action]:
+    """What to do now, in the order of folder names. `pinned`: folders.
 
     A tombstone from the future (the clock was set back) has served no time. An empty log plans nothing.
     """
     if not survey.commits:
         return []
-    kept = kept_folders(survey.commits, config, domains) | set(pinned)
+    kept = kept_folders(survey.commits, config) | set(pinned)
     published = {commit.folder for commit in survey.commits if commit.kind == "save"}
     attempt = survey.commits[-1].attempt
     actions: list[Action] = []
@@ -72,19 +72,13 @@ def plan(survey: Survey, config: CheckpointConfig, pinned: Collection[str] = (),
     return actions
 
 
-def kept_folders(commits: tuple[Commit, ...], config: CheckpointConfig, domains: int = 1) -> set[str]:
+def kept_folders(commits: tuple[Commit, ...], config: CheckpointConfig) -> set[str]:
     """Published folders that stay; the first of them is what restore would read now."""
     lineage = [commit for commit in lineage_of(commits) if commit.kind == "save"]
-    last = max(config.keep_last, floor(config, domains))
-    kept = {commit.folder for commit in lineage[:last]}
+    kept = {commit.folder for commit in lineage[: config.keep_last]}
     if config.keep_every_steps:
         kept |= {commit.folder for commit in lineage if commit.step % config.keep_every_steps == 0}
     return kept
-
-
-def floor(config: CheckpointConfig, domains: int) -> int:
-    """Copies that must exist whatever is asked: no more than there are places that fail apart, and at least one."""
-    return max(1, min(config.keep_last, domains))
 
 
 def lineage_of(commits: tuple[Commit, ...]) -> list[Commit]:

@@ -30,6 +30,8 @@ from packtrain.core.units import NS, bytes_text
 BUFFERS = 2
 MARGIN_S = 5.0
 """How long after its deadline an outcome is still waited for: the carrier notices a deadline only when it is over."""
+DEADLINE_S_MIN = 0.1
+"""A save without any time left is offered all the same: its failure names what was in the way."""
 MEMORY_FOLDER = "/dev/shm"
 MEMORY_SHARE_MAX = 0.5
 """Of what is free there."""
@@ -49,6 +51,13 @@ class SaveResult(NamedTuple):
     error: dict[str, str] | None = None
     """name, what, where, fix."""
     ticket: int = 0
+
+
+class BufferFolder(NamedTuple):
+    """Where buffers lie. `fallback`: why not in memory, in words for a warning; empty: they are in memory."""
+
+    path: str
+    fallback: str = ""
 
 
 class _Buffer:
@@ -99,6 +108,7 @@ class _Pending:
     bytes: int
     offered_ns: int
     buffer: _Buffer
+    deadline_s: float
     stall_s: float = 0.0
     given_up: bool = False
 
@@ -107,12 +117,15 @@ class Saver:
     """One writer's saves, used from one thread. `buffer_folder`: see `choose_buffer_folder`; made if absent, 0700."""
 
     def __init__(
-        self, platform: Platform, buffer_folder: str, client: CarrierClient, attempt: int, writer: str,
+        self, platform: Platform, buffer_folder: str | BufferFolder, client: CarrierClient, attempt: int, writer: str,
         deadline_s: float,
     ) -> None:
         assert fmt.is_writer(writer), f"{writer!r} cannot be part of a file name"
-        platform.mkdir(buffer_folder, 0o700)
-        _drop_left_behind(platform, buffer_folder, writer)
+        where = BufferFolder(buffer_folder) if isinstance(buffer_folder, str) else buffer_folder
+        self.fallback = where.fallback
+        """Why the buffers lie on the run's own disk and not in memory, in words; empty: nobody wanted otherwise."""
+        platform.mkdir(where.path, 0o700)
+        _drop_left_behind(platform, where.path, writer)
         self.skipped = 0
         """Saves that found no free buffer, or the carrier busy or gone."""
         self.skip_reason = ""
@@ -122,7 +135,7 @@ class Saver:
         self._attempt = attempt
         self._writer = writer
         self._deadline_s = deadline_s
-        self._buffers = [_Buffer(f"{buffer_folder}/{writer}.a{attempt:04d}.{i}") for i in range(BUFFERS)]
+        self._buffers = [_Buffer(f"{where.path}/{writer}.a{attempt:04d}.{i}") for i in range(BUFFERS)]
         self._pending: dict[int, _Pending] = {}
         self._results: list[SaveResult] = []
         self._ticket = 0
@@ -131,12 +144,15 @@ class Saver:
         self._planned: list[tuple[fmt.TensorSpec, fmt.Box]] = []
         self._tables: dict[str, Any] = {}
 
-    def save(self, step: int, tensors: Sequence[LocalTensor], meta: dict[str, Any]) -> int | None:
+    def save(
+        self, step: int, tensors: Sequence[LocalTensor], meta: dict[str, Any], deadline_s: float | None = None
+    ) -> int | None:
         """Copy and offer. Returns when the copy is done and accepted: the ticket that its SaveResult will carry.
 
         None: no free buffer, or the carrier is busy or gone; skipped and counted, to be tried at the next occasion (for
         the last save of a program: after `wait_all`). `meta`: JSON; data_index, plan_hash, seed and code_hash get their
-        own place in the manifest. A step on its way or published already is not saved twice.
+        own place in the manifest. A step on its way or published already is not saved twice. `deadline_s`: of this one
+        save, where the time left is less than usual; the carrier then says in time what was in the way.
         """
         begun_ns = self._platform.boot_ns()
         for outcome in self._client.outcomes():
@@ -155,11 +171,13 @@ class Saver:
             failure = _no_buffer(error, buffer.path, layout.bytes_total)
             buffer.renew(self._platform)
             return self._fail(step, layout.bytes_total, failure)
-        message = self._message(step, buffer, layout, meta)
+        deadline_s = self._deadline_s if deadline_s is None else max(deadline_s, DEADLINE_S_MIN)
+        message = self._message(step, buffer, layout, meta) | {"deadline_s": deadline_s}
         if not self._offer(message, buffer):
             return None
         stall_s = (self._platform.boot_ns() - begun_ns) / NS
-        self._pending[self._ticket] = _Pending(step, layout.bytes_total, self._platform.boot_ns(), buffer, stall_s)
+        offered_ns = self._platform.boot_ns()
+        self._pending[self._ticket] = _Pending(step, layout.bytes_total, offered_ns, buffer, deadline_s, stall_s)
         buffer.held = True
         return self._ticket
 
@@ -169,7 +187,7 @@ class Saver:
             self._settle(outcome)
         now_ns = self._platform.boot_ns()
         for ticket, pending in self._pending.items():
-            overdue = now_ns - pending.offered_ns > (self._deadline_s + MARGIN_S) * NS
+            overdue = now_ns - pending.offered_ns > (pending.deadline_s + MARGIN_S) * NS
             if overdue and not pending.given_up:
                 pending.given_up = True
                 self._results.append(_result(ticket, pending, error=self._no_outcome(pending)))
@@ -218,7 +236,7 @@ class Saver:
         self._ticket += 1
         return {
             "id": self._ticket, "attempt": self._attempt, "step": step, "writer": self._writer, "buffer": buffer.path,
-            "bytes": layout.bytes_total, "deadline_s": self._deadline_s,
+            "bytes": layout.bytes_total,
             **{key: meta[key] for key in _OWN_PLACE if key in meta},
             "meta": {key: value for key, value in meta.items() if key not in _OWN_PLACE}, **self._tables,
         }
@@ -263,27 +281,39 @@ class Saver:
 
     def _no_outcome(self, pending: _Pending) -> dict[str, str]:
         return SaveFailed(
-            f"step {pending.step} has no outcome {self._deadline_s + MARGIN_S:.0f} s after it was offered",
+            f"step {pending.step} has no outcome {pending.deadline_s + MARGIN_S:.0f} s after it was offered",
             where=pending.buffer.path, fix="see whether the disk of the run hangs; its buffer stays taken until then",
         ).as_dict()
 
 
-def choose_buffer_folder(platform: Platform, run_folder: str, image_bytes: int) -> str:
+def choose_buffer_folder(
+    platform: Platform, run_folder: str, image_bytes: int, writer: str | None = None
+) -> BufferFolder:
     """Where this run's buffers lie: in memory if two images take at most half of what is free, else beside the run.
 
-    A folder in memory must be ours alone: anybody may make names there.
+    What dead attempts of `writer` left in either place goes first: it is no reason to find too little room. A folder in
+    memory must be ours alone: anybody may make names there.
     """
     name = hashlib.sha256(os.path.realpath(run_folder).encode()).hexdigest()[:16]
-    folder = f"{MEMORY_FOLDER}/packtrain-{os.getuid()}-{name}"
+    folder, beside = f"{MEMORY_FOLDER}/packtrain-{os.getuid()}-{name}", f"{run_folder}/buffers"
+    if writer is not None:
+        for candidate in (folder, beside):
+            with suppress(OSError):
+                _drop_left_behind(platform, candidate, writer)
     try:
-        if BUFFERS * image_bytes <= MEMORY_SHARE_MAX * platform.free_bytes(MEMORY_FOLDER):
+        free = platform.free_bytes(MEMORY_FOLDER)
+        if BUFFERS * image_bytes > MEMORY_SHARE_MAX * free:
+            need = f"{BUFFERS} x {bytes_text(image_bytes)}"
+            why = f"{need} is over half of the {bytes_text(free)} free in {MEMORY_FOLDER}"
+        else:
             platform.mkdir(folder, 0o700)
             found = os.lstat(folder)
             if found.st_uid == os.getuid() and found.st_mode == 0o040700:
-                return folder
-    except OSError:
-        pass  # no such memory here: the run folder will do
-    return f"{run_folder}/buffers"
+                return BufferFolder(folder)
+            why = f"{folder} is not a folder of this user alone"
+    except OSError as error:
+        why = f"{MEMORY_FOLDER} cannot be used: {error}"
+    return BufferFolder(beside, f"save buffers are on the run's own disk: {why}")
 
 
 def _drop_left_behind(platform: Platform, folder: str, writer: str) -> None:

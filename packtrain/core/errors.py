@@ -155,6 +155,12 @@ class CheckpointDamaged(AgainError):
     name = "checkpoint.damaged"
 
 
+class CheckpointUnreadable(AgainError):
+    """The disk refuses to be read just now; that says nothing about the checkpoint on it."""
+
+    name = "checkpoint.unreadable"
+
+
 class FormatUnknown(ConfigError):
     """Written by a later version of this format."""
 

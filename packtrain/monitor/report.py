@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packtrain.core.errors import StoppedOnRequest
-from packtrain.core.journal import Damage, read_folder
+from packtrain.core.journal import UNREADABLE, Damage, Reading, read_folder
 from packtrain.core.platform import Platform
 from packtrain.core.records import EvalDone, StepDone
 from packtrain.core.units import NS, bytes_text, count_text, duration_text
@@ -25,6 +25,7 @@ ERRORS_SHOWN = 8
 SAMPLES_SHOWN = 3
 SAMPLE_LINES_MAX = 8
 XZ = (("xz -9e, file by file", "xz_files_bits_per_byte"), ("xz -9e, one stream", "xz_stream_bits_per_byte"))
+FIGURES = ("bytes", "documents", *(key for _, key in XZ))
 Cards = Mapping[str, Mapping[str, Any]]
 
 
@@ -47,13 +48,21 @@ def report(platform: Platform, run_folder: str) -> str:
 
 
 def gather(platform: Platform, run_folder: str) -> Sources:
-    reading = read_folder(platform, f"{run_folder}/journal")
+    reading = read_journal(platform, f"{run_folder}/journal")
     facts = fold(reading.entries)
     return Sources(
         name=os.path.basename(run_folder.rstrip("/")), folder=run_folder, facts=facts, damage=tuple(reading.damage),
         cards=read_cards(platform, {record.store for record in facts.evals}),
         recipe=str(read_spec(platform, run_folder).get("recipe", "unknown")),
     )
+
+
+def read_journal(platform: Platform, folder: str) -> Reading:
+    """All there is; a folder that cannot be listed is damage, and no reason to tell nothing."""
+    try:
+        return read_folder(platform, folder)
+    except OSError as error:
+        return Reading([], [Damage("journal", 0, 0, UNREADABLE, str(error))])
 
 
 def read_spec(platform: Platform, run_folder: str) -> dict[str, Any]:
@@ -65,13 +74,20 @@ def read_spec(platform: Platform, run_folder: str) -> dict[str, Any]:
 
 
 def read_cards(platform: Platform, stores: set[str]) -> dict[str, Any]:
+    """Cards as plain values; what is no card, and figures in it that are no numbers, are left out."""
     cards = {}
     for store in stores:
         try:
-            cards[store] = json.loads(platform.read(f"{store}/card.json"))
-        except (OSError, ValueError):
+            card = json.loads(platform.read(f"{store}/card.json"))
+        except (OSError, ValueError, RecursionError):
             continue
+        if isinstance(card, dict):
+            cards[store] = {key: value for key, value in card.items() if key not in FIGURES or _is_number(value)}
     return cards
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 60
 
 
 def render(sources: Sources) -> str:
@@ -139,6 +155,11 @@ def counted(n: int, noun: str) -> str:
     return f"{n or 'no'} {noun}{'' if n == 1 else 's'}"
 
 
+def _line(text: str) -> str:
+    """What prints of a foreign text, on one line."""
+    return printable(text).replace("\n", " ")
+
+
 def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else "" for c in text)
 
@@ -172,7 +193,9 @@ def _attempts(facts: Facts) -> list[str]:
 def _attempt(attempt: Attempt) -> str:
     start = "fresh" if attempt.restore_step < 0 else f"from step {attempt.restore_step}"
     reached = f"to step {attempt.step}" if attempt.step >= 0 else "no step"
-    end = f"{attempt.reason} ({attempt.exit_code})" if attempt.ended else "no end is written: running, or cut off"
+    end = "no end is written: running, or cut off"
+    if attempt.ended:
+        end = f"{_line(attempt.reason)} ({attempt.exit_code})"
     return f"{attempt.attempt:>3}  {start:<14} {reached:<13} {duration_text(attempt.wall_ns / NS):>7}  {end}"
 
 
@@ -227,5 +250,6 @@ def _journal(damage: tuple[Damage, ...], facts: Facts) -> list[str]:
     lost = counted(facts.records_lost, "record")
     lines = [f"journal: DAMAGED in {counted(len(alarming), 'place')}, {lost} lost by writers"]
     for item in alarming[:ERRORS_SHOWN]:
-        lines.append(f"  {item.file} at {item.offset}: {item.reason}, {item.length} bytes {item.detail}".rstrip())
+        where = f"{_line(item.file)} at {item.offset}"
+        lines.append(f"  {where}: {item.reason}, {item.length} bytes {_line(item.detail)}".rstrip())
     return lines

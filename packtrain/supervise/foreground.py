@@ -24,8 +24,18 @@ from typing import Any, Literal, Protocol
 
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.core.contract import NO_ORDER, Beat, Order, Place, Restore, Word, order_bytes, worker_env
-from packtrain.core.errors import OurError, PacktrainError, RunHeld, RunUnusable, error_named
+from packtrain.core.errors import (
+    CheckpointDamaged,
+    CheckpointUnreadable,
+    FormatUnknown,
+    OurError,
+    PacktrainError,
+    RunHeld,
+    RunUnusable,
+    error_named,
+)
 from packtrain.core.journal import Entry, Journal, Tail
 from packtrain.core.platform import Platform, Process
 from packtrain.core.records import (
@@ -47,6 +57,11 @@ from packtrain.supervise.sockets import BeatSocket, private_folder, remove_socke
 LOOK_S = 0.2
 """A look at everything comes at least this often; a beat wakes it earlier."""
 CARRIER_STOP_S = 10.0
+"""How long the carrier of an ended attempt may go on with a save it took."""
+KILL_S = 5.0
+"""How long a killed process is waited for: one that hangs inside a dead file system goes when that comes back."""
+CANNOT_EXECUTE = 126
+"""Exit status of what could not be started, as shells have it."""
 RETAIN_S = 10.0
 """How long the end of an attempt may wait for retention; what is left is planned again next time."""
 LOG_TAIL_BYTES = 8192
@@ -213,11 +228,11 @@ class Foreground:
         except PacktrainError as error:
             self._tell("error", error)
             raise
-        self._view.entries(self._tail.poll())
+        self._view.entries(self._arrived())
         return self._finish
 
     def _open(self) -> None:
-        self._view.entries(self._tail.poll())
+        self._view.entries(self._arrived())
         self._log.probe()
         if self._log.head() == 0:
             self._journal.write(
@@ -229,7 +244,9 @@ class Foreground:
     # --- what happened ---
 
     def _look(self) -> None:
+        """The clock first: time nobody watched must not be added to what is about to be heard."""
         self._beats.wait(LOOK_S)
+        self._happened(one_node.Tick(ns=self._platform.boot_ns()))
         self._hear()
         for name in self._requests.take():
             self._happened(one_node.Asked(ns=self._platform.boot_ns(), by=name))
@@ -237,7 +254,6 @@ class Foreground:
         if attempt is not None:
             self._look_at_processes(attempt)
         self._retained(self._retainer.look())
-        self._happened(one_node.Tick(ns=self._platform.boot_ns()))
         self._view.tick(self._platform.boot_ns())
 
     def _look_at_processes(self, attempt: Attempt) -> None:
@@ -257,12 +273,19 @@ class Foreground:
         """Beats and journal entries that have arrived."""
         for beat in self._beats.drain():
             if self._attempt is not None and beat.attempt == self._attempt.begin.attempt:
-                self._happened(one_node.Heard(ns=self._platform.boot_ns(), step=beat.step))
+                self._happened(one_node.Heard(self._platform.boot_ns(), beat.step, beat.phase))
                 self._view.beat(beat)
-        entries = self._tail.poll()
+        entries = self._arrived()
         self._view.entries(entries)
         for entry in entries:
             self._noted(entry)
+
+    def _arrived(self) -> list[Entry]:
+        """New journal entries; none while the folder cannot be listed: they come at a later look."""
+        try:
+            return self._tail.poll()
+        except OSError:
+            return []
 
     def _noted(self, entry: Entry) -> None:
         record = entry.record
@@ -344,9 +367,20 @@ class Foreground:
         self._happened(one_node.Began(ns=platform.boot_ns(), step=rolled_back_to))
 
     def _further_back(self, back: int) -> int | None:
-        """Number of the save that lies `back` before the one the log leads to, or of the first there is."""
+        """Number of the first save that opens, `back` or more before the one the log leads to; None: go back to none.
+
+        None too when the disk refuses: nobody knows then whether that save is good, and it must not be passed over.
+        """
         saves = [commit for commit in self._log.follow(self._log.head()) if commit.kind == "save"]
-        return saves[min(back, len(saves) - 1)].number if saves else None
+        for save in saves[back:]:
+            try:
+                open_checkpoint(self._platform, self._job.run_folder, save)
+                return save.number
+            except (CheckpointDamaged, FormatUnknown):
+                continue
+            except CheckpointUnreadable:
+                return None
+        return None
 
     def _worker_env(self, begin: Commit, restored: Commit | None) -> dict[str, str]:
         place = Place(
@@ -372,8 +406,12 @@ class Foreground:
         )
 
     def _start_carrier(self) -> None:
+        """A carrier that cannot be started now is one that ended at once: the next try comes later and later."""
         assert self._attempt is not None
-        self._attempt.carrier = self._spawn_carrier(self._attempt.begin)
+        try:
+            self._attempt.carrier = self._spawn_carrier(self._attempt.begin)
+        except OSError:
+            self._happened(one_node.CarrierGone(ns=self._platform.boot_ns(), status=CANNOT_EXECUTE))
 
     def _order(self, word: Word, reason: str) -> None:
         assert self._attempt is not None
@@ -404,11 +442,15 @@ class Foreground:
         )
 
     def _stop(self, process: Process) -> None:
-        """SIGTERM, then SIGKILL; returns when it is gone."""
+        """SIGTERM, then SIGKILL; returns when it is gone, or does not go."""
         process.send_signal(signal.SIGTERM)
         if process.wait(CARRIER_STOP_S) is None:
-            _kill_group(process)
-            process.wait()
+            self._kill_and_wait(process)
+
+    def _kill_and_wait(self, process: Process) -> None:
+        _kill_group(process)
+        if process.wait(KILL_S) is None:
+            self._view.say(f"process {process.pid} was killed and has not ended in {KILL_S:g} s: a disk may hang")
 
     def _tell(self, severity: Literal["warning", "error"], error: PacktrainError) -> None:
         seen = ErrorSeen(severity=severity, name=error.name, what=error.what, where=error.where, fix=error.fix)
@@ -420,8 +462,7 @@ class Foreground:
         if attempt is not None:
             for process in (attempt.worker, attempt.carrier):
                 if process is not None:
-                    _kill_group(process)
-                    process.wait()
+                    self._kill_and_wait(process)
         self._retainer.drop()
         self._beats.close()
         self._journal.close()

@@ -6,15 +6,20 @@ The policy of the foreground. An attempt is one worker with one carrier beside i
     worker exits 75 after an order      stopped, as asked
     worker exits 75 because a last save found no home      stop: the same disk would refuse again
     worker exits 75 otherwise           begin another attempt at once
+    worker exits 75 because a newer attempt began          stop: another command has this run
     its checkpoint is damaged           once more from the same, then from the save before it, and further back
+    the disk refuses its checkpoint     another attempt from the same, later and later; then stop
+    the guard asks to go back           another attempt from the save before
     worker exits 78                     stop, and never begin again: a configuration does not heal
     anything else                       name the likely cause, begin another attempt at once
     beats overdue                       SIGKILL, then as above
+    beats, but no step for long         SIGKILL, then as above
     carrier exits                       another carrier on the same socket, the worker is not touched
     asked to stop                       the word STOP, then SIGKILL once the grace is over; asked twice: SIGKILL at once
 
 Progress is a completed step above the highest one known; after `attempts_without_progress` attempts in a row without it
-the run stops. Time in which nobody looked (a suspended machine, a stopped foreground) counts against no deadline.
+the run stops; so it does after `ROLLBACKS_MAX` rollbacks without a step above the highest of all. Time in which nobody
+looked (a suspended machine, a stopped foreground) counts against no deadline.
 """
 
 from __future__ import annotations
@@ -28,6 +33,9 @@ from packtrain.core.errors import (
     EXIT_DONE,
     CarrierLost,
     CheckpointDamaged,
+    CheckpointUnreadable,
+    CommitStale,
+    GuardRollback,
     NoProgress,
     PacktrainError,
     SaveFailed,
@@ -37,14 +45,18 @@ from packtrain.core.errors import (
     WorkerSilent,
 )
 from packtrain.core.units import NS
-from packtrain.supervise.config import SuperviseConfig
+from packtrain.supervise.config import FIRST_BEAT_FACTOR, SuperviseConfig
 
-FIRST_BEAT_FACTOR = 2
-"""Silence allowed before the first beat, in `beat_overdue_s`: an interpreter starts slowly on a busy machine."""
 UNWATCHED_NS = 2 * NS
-"""Two looks further apart than this: we were stopped, not the worker."""
+"""What lies between two looks beyond this counts for nothing: we were stopped, not the worker."""
 CARRIER_LIVED_NS = 60 * NS
-CARRIER_PAUSE_S_MAX = 30
+PAUSE_S_MAX = 30
+"""Before another carrier, or another try at a disk that refuses."""
+UNREADABLE_MAX = 8
+"""Attempts at a checkpoint that the disk refuses: their pauses make about a minute and a half."""
+ROLLBACKS_MAX = 3
+UNHURRIED = ("init", "compile", "restore", "save", "eval", "pause")
+"""Phases in which no step is due."""
 
 
 # --- what happened ---------------------------------------------------------------------------------
@@ -67,10 +79,11 @@ class Began:
 
 @dataclass(frozen=True)
 class Heard:
-    """A beat, or a metric, that names the steps completed so far (-1: not known yet)."""
+    """A beat, or a metric, that names the steps completed so far (-1: not known yet) and the phase."""
 
     ns: int
     step: int
+    phase: str = "step"
 
 
 @dataclass(frozen=True)
@@ -169,8 +182,16 @@ class State:
     """Highest completed step known before this attempt."""
     attempt_step: int = -1
     fruitless: int = 0
+    highest_step: int = 0
+    """Highest completed step ever known: `best_step` goes back with a rollback, this does not."""
     damaged: int = 0
-    """Attempts in a row that could not read their checkpoint."""
+    """Attempts that found their checkpoint damaged, since one that could restore."""
+    unreadable: int = 0
+    """Attempts whose checkpoint the disk refused, since one that could restore."""
+    rollbacks: int = 0
+    """Since a step above `highest_step`."""
+    begin_ns: int = 0
+    """When the next attempt may begin; 0: none waits."""
     running: bool = False
     stopping: str = ""
     """Who asked to stop; empty: nobody."""
@@ -180,6 +201,8 @@ class State:
     """When the grace ends; 0: no order was given."""
     overdue_ns: int = 0
     """When silence becomes death."""
+    stalled_ns: int = 0
+    """When beats without a step become death; 0: not yet two steps."""
     looked_ns: int = 0
     carrier_began_ns: int = 0
     carrier_again_ns: int = 0
@@ -197,7 +220,8 @@ def decide(state: State, event: Event) -> Step:
         return state, []
     match event:
         case Opened():
-            return replace(state, best_step=event.best_step), [Begin(reason="the run was asked for")]
+            state = replace(state, best_step=event.best_step, highest_step=event.best_step)
+            return state, [Begin(reason="the run was asked for")]
         case Began():
             return _began(state, event), []
         case Heard():
@@ -219,14 +243,25 @@ def _began(state: State, event: Began) -> State:
         state, running=True, attempt_step=-1, killed="", kill_at_ns=0, looked_ns=ns, carrier_began_ns=ns,
         best_step=state.best_step if event.step is None else event.step,
         overdue_ns=ns + round(FIRST_BEAT_FACTOR * state.config.beat_overdue_s * NS),
-        carrier_again_ns=0, carrier_failures=0,
+        carrier_again_ns=0, carrier_failures=0, begin_ns=0, stalled_ns=0,
     )
 
 
 def _heard(state: State, event: Heard) -> State:
     step = max(state.attempt_step, event.step)
     overdue_ns = event.ns + round(state.config.beat_overdue_s * NS)
-    return replace(state, attempt_step=step, overdue_ns=overdue_ns if step >= 0 else max(state.overdue_ns, overdue_ns))
+    return replace(
+        state, attempt_step=step, overdue_ns=overdue_ns if step >= 0 else max(state.overdue_ns, overdue_ns),
+        stalled_ns=_stalled_ns(state, event),
+    )
+
+
+def _stalled_ns(state: State, event: Heard) -> int:
+    """The count begins anew with each step, and does not begin before the first one of this attempt is over."""
+    stepped = 0 <= state.attempt_step < event.step
+    if state.config.progress_s and (stepped or (state.stalled_ns and event.phase in UNHURRIED)):
+        return event.ns + round(state.config.progress_s * NS)
+    return state.stalled_ns
 
 
 def _asked(state: State, event: Asked) -> Step:
@@ -240,13 +275,15 @@ def _asked(state: State, event: Asked) -> Step:
 
 
 def _tick(state: State, ns: int) -> Step:
-    unwatched_ns = ns - state.looked_ns if ns - state.looked_ns > UNWATCHED_NS else 0
+    unwatched_ns = max(0, ns - state.looked_ns - UNWATCHED_NS)
     state = replace(
         state, looked_ns=ns, overdue_ns=state.overdue_ns + unwatched_ns,
         kill_at_ns=state.kill_at_ns and state.kill_at_ns + unwatched_ns,
+        stalled_ns=state.stalled_ns and state.stalled_ns + unwatched_ns,
     )
     if not state.running:
-        return state, []
+        due = state.begin_ns and ns >= state.begin_ns
+        return (replace(state, begin_ns=0), [Begin(reason="the pause is over")]) if due else (state, [])
     actions: list[Action] = []
     if state.carrier_again_ns and ns >= state.carrier_again_ns:
         state = replace(state, carrier_again_ns=0, carrier_began_ns=ns)
@@ -263,14 +300,20 @@ def _why_kill(state: State, ns: int) -> str:
         return f"not stopped {state.config.grace_s:g} s after it was asked to (supervise.grace_s)"
     if ns >= state.overdue_ns:
         return f"silent for {state.config.beat_overdue_s:g} s (supervise.beat_overdue_s)"
+    if state.stalled_ns and ns >= state.stalled_ns:
+        return f"beats, but no step for {state.config.progress_s:g} s (supervise.progress_s)"
     return ""
+
+
+def _pause_s(failures: int) -> int:
+    return min(PAUSE_S_MAX, 2 ** (failures - 1)) if failures else 0
 
 
 def _carrier_gone(state: State, event: CarrierGone) -> Step:
     if not state.running:
         return state, []
     failures = 0 if event.ns - state.carrier_began_ns > CARRIER_LIVED_NS else state.carrier_failures
-    pause_s = min(CARRIER_PAUSE_S_MAX, 2 ** (failures - 1)) if failures else 0
+    pause_s = _pause_s(failures)
     error = CarrierLost(
         f"the carrier ended ({status_text(event.status)}); another one starts in {pause_s} s, the worker goes on",
         where="carrier of this node", fix="see carrier.log beside the worker's log; a save under way is tried again",
@@ -282,12 +325,26 @@ def _carrier_gone(state: State, event: CarrierGone) -> Step:
 # --- the end of an attempt -------------------------------------------------------------------------
 
 
+NOT_RESTORED = (CheckpointDamaged.name, CheckpointUnreadable.name)
+NO_FRUIT_DUE = (*NOT_RESTORED, GuardRollback.name)
+"""Ends that have bounds of their own and say nothing about progress."""
+
+
+def _error_name(event: WorkerEnded) -> str:
+    """Why the worker asks to be started again; empty: it does not, or does not say."""
+    return event.error.name if event.status == EXIT_AGAIN and event.error is not None else ""
+
+
 def _worker_ended(state: State, event: WorkerEnded) -> Step:
     progressed = state.attempt_step > state.best_step
+    name = _error_name(event)
     state = replace(
         state, running=False, best_step=max(state.best_step, state.attempt_step),
-        fruitless=0 if progressed else state.fruitless + 1,
-        damaged=state.damaged + 1 if event.error is not None and event.error.name == CheckpointDamaged.name else 0,
+        highest_step=max(state.highest_step, state.attempt_step),
+        fruitless=0 if progressed else state.fruitless + (name not in NO_FRUIT_DUE),
+        damaged=state.damaged + (name == CheckpointDamaged.name) if name in NOT_RESTORED else 0,
+        unreadable=state.unreadable + (name == CheckpointUnreadable.name) if name in NOT_RESTORED else 0,
+        rollbacks=0 if state.attempt_step > state.highest_step else state.rollbacks,
     )
     reason = _reason(state, event)
     state, actions = _after(state, event, reason)
@@ -317,7 +374,7 @@ def _after(state: State, event: WorkerEnded, reason: str) -> Step:
         return _finish(state, Finish(exit_code=EXIT_CONFIG, reason=reason, error=error))
     if state.stopping:
         return _finish(state, _stopped(reason, event))
-    if event.status == EXIT_AGAIN and event.error is not None and event.error.name == SaveFailed.name:
+    if event.error is not None and _ends_the_run(state, _error_name(event)):
         return _finish(state, Finish(exit_code=EXIT_AGAIN, reason=reason, error=event.error))
     if state.fruitless >= state.config.attempts_without_progress:
         error = NoProgress(
@@ -326,7 +383,29 @@ def _after(state: State, event: WorkerEnded, reason: str) -> Step:
             fix="read the worker's log; the same command tries again from the last published step",
         )
         return _finish(state, Finish(exit_code=error.exit_code, reason="no progress", error=error))
-    return state, [Warn(error=_crash(state, reason)), Begin(reason=reason, back=max(0, state.damaged - 1))]
+    return _another(state, event, reason)
+
+
+def _ends_the_run(state: State, name: str) -> bool:
+    """Ends that the next attempt would only repeat, or that leave the run to somebody else."""
+    return name in (SaveFailed.name, CommitStale.name) or state.unreadable >= UNREADABLE_MAX
+
+
+def _another(state: State, event: WorkerEnded, reason: str) -> Step:
+    """The next attempt: at once, after a pause, or from the save before the one the log leads to."""
+    asked_back = _error_name(event) == GuardRollback.name
+    warn = Warn(error=event.error if asked_back and event.error is not None else _crash(state, reason))
+    if _error_name(event) == CheckpointUnreadable.name:
+        return replace(state, begin_ns=event.ns + _pause_s(state.unreadable) * NS), [warn]
+    if not asked_back and state.damaged < 2:
+        return state, [warn, Begin(reason=reason)]
+    if state.rollbacks < ROLLBACKS_MAX:
+        return replace(state, rollbacks=state.rollbacks + 1), [warn, Begin(reason=reason, back=1)]
+    error = NoProgress(
+        f"{ROLLBACKS_MAX} rollbacks led to no step above {state.highest_step}; the last attempt: {reason}",
+        where=event.error.where if event.error else "", fix=event.error.fix if event.error else "",
+    )
+    return _finish(state, Finish(exit_code=error.exit_code, reason="no progress", error=error))
 
 
 def _crash(state: State, reason: str) -> PacktrainError:

@@ -58,13 +58,23 @@ def private_folder(platform: Platform, run_folder: str, env: Mapping[str, str]) 
             "no folder for sockets that only this user can reach", where="XDG_RUNTIME_DIR, /tmp",
             fix="make one of them writable, with a path shorter than 60 bytes",
         )
-    _empty(platform, path)
+    try:
+        _empty(platform, path)
+    except OSError as error:
+        raise _unusable(error, path) from error
     try:
         yield path
     finally:
-        _empty(platform, path)
         with suppress(OSError):
+            _empty(platform, path)
             platform.rmdir(path)
+
+
+def _unusable(error: OSError, path: str) -> RunUnusable:
+    return RunUnusable(
+        f"the folder for sockets cannot be used: {error}", where=path,
+        fix="see that XDG_RUNTIME_DIR or /tmp is writable and not full; then run the same command",
+    )
 
 
 def _empty(platform: Platform, folder: str) -> None:
@@ -80,14 +90,17 @@ def remove_socket(platform: Platform, path: str) -> None:
 
 
 class BeatSocket:
-    """Receives the beats of one node's workers."""
+    """Receives the beats of one node's workers. Raises RunUnusable where the socket cannot be made."""
 
     def __init__(self, platform: Platform, path: str) -> None:
         self.path = path
         self.refused = 0
         """Datagrams of other users, or that are no beat."""
-        self._socket = platform.datagram_receiver(path)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        try:
+            self._socket = platform.datagram_receiver(path)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        except OSError as error:
+            raise _unusable(error, path) from error
 
     def wait(self, timeout_s: float) -> None:
         """Until something arrived or `timeout_s` passed."""

@@ -4,8 +4,11 @@ survives."""
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import pathlib
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -403,7 +406,8 @@ def test_a_lost_carrier_leaves_its_buffer_and_a_new_one_goes_on(rig):
     saver.save(10, small_state(1, 10), {})
     rig.platform.waiting.acquire()
     before = set(os.listdir(f"{rig.folder}/buffers"))
-    rig.closing.pop(0)()
+    rig.carrier.stop()
+    rig.closing.pop(0)()  # asked twice: it leaves the save
     lost = one(saver.wait_all(LONG_S))
     assert (lost.commit, lost.error["name"]) == (0, "checkpoint.carrier_lost")
     assert before and not before & set(os.listdir(f"{rig.folder}/buffers"))
@@ -415,6 +419,57 @@ def test_a_lost_carrier_leaves_its_buffer_and_a_new_one_goes_on(rig):
     assert one(saver.wait_all(LONG_S)).error is None
     assert not before & set(os.listdir(f"{rig.folder}/buffers"))
     judge(rig.platform, rig.folder)
+
+
+def test_a_stopped_carrier_finishes_what_it_took(rig):
+    """Asked to stop in the middle of a save, with another waiting, a carrier publishes both, then ends."""
+    saver = rig.saver()
+    rig.platform.gate.clear()
+    saver.save(10, small_state(1, 10), {})
+    saver.save(20, small_state(1, 20), {})
+    rig.platform.waiting.acquire()
+    rig.carrier.stop()
+    assert rig.client().offer(rig.offer(step=30)) == "busy"
+    rig.platform.gate.set()
+    assert sorted(result.step for result in saver.wait_all(LONG_S) if result.commit) == [10, 20]
+    assert rig.log.restore_point().step == 20
+
+
+def test_the_last_save_may_have_less_time(rig):
+    """A save offered with the time left fails within it, and its error names place and remedy; others keep theirs."""
+    saver = rig.saver()
+    rig.platform.gate.clear()
+    saver.save(10, small_state(1, 10), {}, deadline_s=7.0)
+    rig.platform.waiting.acquire()
+    rig.skip(8.0)
+    error = one(saver.wait_all(LONG_S)).error
+    assert error["name"] == SaveFailed.name and "the disk hangs" in error["what"] and error["where"] and error["fix"]
+    rig.platform.gate.set()
+
+
+def test_what_dead_attempts_left_in_memory_is_no_reason_to_leave_it(tmp_path):
+    """Buffers of a killed attempt go before free memory is measured; buffers on the disk say why they are there."""
+
+    class Small(LocalPlatform):
+        def free_bytes(self, path):
+            return 4096 - sum(os.stat(file).st_size for file in glob.glob(f"{folder}/*"))
+
+    run = str(tmp_path)
+    folder = choose_buffer_folder(LocalPlatform(), run, 1024).path
+    if folder == f"{run}/buffers":
+        pytest.skip("no memory file system here")
+    try:
+        for left in (folder, f"{run}/buffers"):
+            os.makedirs(left, exist_ok=True)
+            for name in ("r00000.a0001.0.g0", "r00001.a0001.0.g0"):
+                pathlib.Path(left, name).write_bytes(bytes(512))
+        refused = choose_buffer_folder(Small(), run, 896, "r00002")
+        assert refused.path == f"{run}/buffers" and "on the run's own disk" in refused.fallback
+        assert Saver(LocalPlatform(), refused, CarrierClient("/none"), 2, "r00002", 1.0).fallback == refused.fallback
+        assert choose_buffer_folder(Small(), run, 896, "r00000") == (folder, "")
+        assert os.listdir(folder) == os.listdir(f"{run}/buffers") == ["r00001.a0001.0.g0"]
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_a_new_carrier_knows_what_the_old_one_published(rig):
@@ -464,15 +519,15 @@ def test_buffers_go_to_memory_only_where_it_is_ours_and_big_enough(tmp_path):
     run."""
     platform = LocalPlatform()
     run = str(tmp_path)
-    assert choose_buffer_folder(platform, run, 1 << 60) == f"{run}/buffers"
-    folder = choose_buffer_folder(platform, run, 1024)
+    assert choose_buffer_folder(platform, run, 1 << 60).path == f"{run}/buffers"
+    folder = choose_buffer_folder(platform, run, 1024).path
     if folder == f"{run}/buffers":
         pytest.skip("no memory file system here")
     try:
         assert os.stat(folder).st_mode & 0o777 == 0o700
-        assert choose_buffer_folder(platform, f"{run}/../{tmp_path.name}", 1024) == folder
+        assert choose_buffer_folder(platform, f"{run}/../{tmp_path.name}", 1024) == (folder, "")
         os.chmod(folder, 0o770)
-        assert choose_buffer_folder(platform, run, 1024) == f"{run}/buffers"
+        assert choose_buffer_folder(platform, run, 1024).path == f"{run}/buffers"
     finally:
         os.rmdir(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 from functools import cache
@@ -17,8 +18,8 @@ from packtrain.checkpoint import reader
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.publish import Gate, Save, carry
 from packtrain.checkpoint.reader import open_checkpoint, open_restore, verify_commit
-from packtrain.core.errors import CheckpointDamaged, FormatUnknown, SaveFailed
-from packtrain.core.fake import FakeDisk, FakePlatform
+from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, FormatUnknown, SaveFailed
+from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.platform import LocalPlatform
 from tests.checkpoint.worlds import RUN, bits, make_run, part_of, publish_small, same_bits, small_state, tensor_of
 
@@ -268,6 +269,19 @@ def test_a_hostile_manifest_is_refused(change):
     """A manifest that leads out of its folder, lists things twice, or does not fit its tables or tensors is refused."""
     with pytest.raises(CheckpointDamaged):
         open_checkpoint(*rewritten(change))
+
+
+@pytest.mark.parametrize("op", ["read", "size"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_disk_that_refuses_is_no_damage(op, code):
+    """An error of the disk other than "no such file" says nothing about a checkpoint: it is unreadable now, exit 75."""
+    platform, commit = tiny()
+    platform.faults = lambda said, path, n: fail(code) if said == op and "/checkpoints/" in path else None
+    with pytest.raises(CheckpointUnreadable, match=f"Errno {code}") as caught:
+        verify_commit(platform, RUN, commit)
+    assert caught.value.exit_code == 75
+    platform.faults = lambda op, path, n: None
+    assert verify_commit(platform, RUN, commit) == []
 
 
 def test_a_later_format_says_so():

@@ -31,7 +31,7 @@ from packtrain.core.records import (
 )
 from packtrain.core.units import NS
 from packtrain.monitor.fold import Facts, fold
-from packtrain.monitor.report import Sources, render, report
+from packtrain.monitor.report import Sources, read_cards, render, report
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 STORE = "/data/stores/first-light/held_out"
@@ -136,6 +136,26 @@ def test_any_part_of_a_journal_can_be_told(records: list[tuple[float, Record]]) 
 def test_a_sample_cannot_draw_on_the_terminal() -> None:
     """Control characters that a model writes do not reach the terminal."""
     assert "\x1b" not in render(CASES["stopped"])
+
+
+def test_names_and_reasons_cannot_draw_on_the_terminal() -> None:
+    """Neither the reason an attempt ended nor the name of a damaged file brings control characters or lines."""
+    ended = (52.0, AttemptEnded(attempt=1, exit_code=1, reason="exit\x1b[2J\ncode"))
+    text = render(sources(*FIRST[:-1], ended, damage=(Damage("x\x1b[31m\ny", 0, 0, "foreign", "\x07not\nours"),)))
+    assert "\x1b" not in text and "\x07" not in text
+    assert "exit[2J code (1)" in text and "x[31m y at 0: foreign, 0 bytes not ours" in text
+
+
+@pytest.mark.parametrize("card", ["[]", "7", '{"bytes": "many", "xz_files_bits_per_byte": [], "documents": null}'])
+def test_a_card_that_is_none_is_left_out(tmp_path: pathlib.Path, card: str) -> None:
+    """A card.json with anything else in it costs its own lines only; nor does a journal that cannot be listed raise."""
+    (tmp_path / "card.json").write_text(card)
+    cards = read_cards(LocalPlatform(), {str(tmp_path)})
+    done = EvalDone(step=1, store=str(tmp_path), loss=1.0, bits_per_byte=1.5, tokens=10, final=True)
+    text = render(Sources(name="r", folder="/r", facts=fold(told((1.0, done))), cards=cards))
+    assert "this model" in text and "xz" not in text
+    (tmp_path / "journal").write_text("no folder")
+    assert "unreadable" in report(LocalPlatform(), str(tmp_path))
 
 
 @pytest.mark.parametrize(

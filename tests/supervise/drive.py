@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.core.errors import PacktrainError
-from packtrain.core.platform import LocalPlatform
+from packtrain.core.platform import LocalPlatform, Process
 from packtrain.supervise import foreground
 from packtrain.supervise.config import SuperviseConfig
 
@@ -29,8 +31,67 @@ class Linkless(LocalPlatform):
         raise PermissionError(1, "Operation not permitted", target)
 
 
+class Unlistable(LocalPlatform):
+    """A journal folder that can be listed every other time only."""
+
+    lists = 0
+
+    def listdir(self, path: str) -> list[str]:
+        if path.endswith("/journal"):
+            self.lists += 1
+            if self.lists % 2:
+                raise OSError(5, "Input/output error", path)
+        return super().listdir(path)
+
+
+class Crowded(LocalPlatform):
+    """The second carrier cannot be started for want of memory."""
+
+    carriers = 0
+
+    def spawn(self, command: Sequence[str], *args: Any, **options: Any) -> Process:
+        if "packtrain.checkpoint.carrier" in command:
+            self.carriers += 1
+            if self.carriers == 2:
+                raise OSError(12, "Cannot allocate memory")
+        return super().spawn(command, *args, **options)
+
+
+class Stuck(Process):
+    """A process that nobody sees end, as if it hung in a dead file system."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return None
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        assert timeout_s is not None, "this would wait for ever"
+        return None
+
+    def send_signal(self, signum: int) -> None: ...
+
+
+class Hanging(LocalPlatform):
+    """Carriers that cannot be killed."""
+
+    def spawn(self, command: Sequence[str], *args: Any, **options: Any) -> Process:
+        process = super().spawn(command, *args, **options)
+        return Stuck(process) if "packtrain.checkpoint.carrier" in command else process
+
+
+PLATFORMS = {
+    "FAST": Fast, "LINKLESS": Linkless, "UNLISTABLE": Unlistable, "CROWDED": Crowded, "HANGING": Hanging,
+}
+
+
 def platform() -> LocalPlatform:
-    return Fast() if os.environ.get("FAST") else Linkless() if os.environ.get("LINKLESS") else LocalPlatform()
+    return next((kind for flag, kind in PLATFORMS.items() if os.environ.get(flag)), LocalPlatform)()
 
 
 class Talk:

@@ -140,6 +140,31 @@ def test_a_killed_carrier_does_not_disturb_the_worker(folder: pathlib.Path) -> N
     assert [error.name for error in records(folder, ErrorSeen)] == ["checkpoint.carrier_lost"]
 
 
+def test_a_carrier_that_cannot_be_started_is_tried_again(folder: pathlib.Path) -> None:
+    """When there is no memory for another carrier the worker goes on, and the next one comes a little later."""
+    with driven(folder, {"steps": 250, "save_every": 20, "step_s": 0.01}, "CROWDED") as run:
+        run.until("beat 10")
+        kill(folder, "packtrain.checkpoint.carrier")
+        assert run.end() == (0, "")
+    assert saved_state(folder) == expected(250)
+    assert len(records(folder, AttemptBegan)) == 1
+    assert [error.name for error in records(folder, ErrorSeen)] == ["checkpoint.carrier_lost"] * 2
+
+
+def test_a_carrier_that_hangs_does_not_hold_the_end(folder: pathlib.Path) -> None:
+    """A carrier that not even SIGKILL ends is told of and left, and the run ends."""
+    with driven(folder, {"steps": 20}, "HANGING") as run:
+        assert "was killed and has not ended" in run.until("say process")
+        assert run.end() == (0, "")
+
+
+def test_a_journal_that_cannot_be_listed_now_ends_nothing(folder: pathlib.Path) -> None:
+    """While the journal's folder refuses to be listed there is no news; the worker goes on."""
+    code, errors = drive(folder, {"steps": 40, "step_s": 0.01, "fail": {"1": [20, "crash"]}}, "UNLISTABLE")
+    assert (code, errors) == (0, "") and saved_state(folder) == expected(40)
+    assert len(records(folder, AttemptBegan)) == 2
+
+
 def test_silence_is_killed_and_restarted(folder: pathlib.Path) -> None:
     """A worker that is alive and silent is killed when its beats are overdue, and the run goes on."""
     code, errors = drive(folder, {"steps": 20, "fail": {"1": [10, "stop"]}}, "FAST", beat_overdue_s=5)

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packtrain.core.errors import CheckpointDamaged, PacktrainError, SaveFailed, WrongModel
+from packtrain.core.contract import PHASES
+from packtrain.core.errors import (
+    CheckpointDamaged,
+    CheckpointUnreadable,
+    CommitStale,
+    Contradiction,
+    GuardRollback,
+    PacktrainError,
+    SaveFailed,
+    WrongModel,
+)
 from packtrain.core.units import NS
 from packtrain.supervise import one_node as on
 from packtrain.supervise.config import SuperviseConfig
@@ -127,6 +137,71 @@ def test_a_damaged_checkpoint_is_left_behind() -> None:
     assert (state.fruitless, state.damaged, state.best_step) == (0, 0, 3)
 
 
+def ends(state: on.State, *errors: PacktrainError, step: int = -1) -> tuple[on.State, list[on.Action]]:
+    """Attempts that end with 75 and these errors, one after the other; the actions after the last."""
+    actions: list[on.Action] = []
+    for error in errors:
+        state, actions = play(ended(75, error), state=state)
+        if not state.finished and error is not errors[-1]:
+            state, _ = play(on.Began(ns=0), on.Heard(ns=0, step=step), state=state)
+    return state, actions
+
+
+def test_rollbacks_go_back_one_save_at_a_time_and_three_at_most() -> None:
+    """Each damaged checkpoint leads one save back from the lineage as it then is, whatever attempts are allowed."""
+    error = CheckpointDamaged("bytes 0..9: crc32c differs", where="part", fix="look")
+    for n in (2, 3, 4):
+        assert ends(running(step=-1), *[error] * n)[1][-1] == on.Begin(reason=error.what, back=1)
+    actions = ends(running(step=-1), *[error] * 5)[1]
+    assert finish(actions).exit_code == 70 and "3 rollbacks" in finish(actions).error.what  # type: ignore[union-attr]
+
+
+def test_the_guard_goes_back() -> None:
+    """A rollback of the guard begins one save back, is no crash, and is bounded unless the run gets further."""
+    error = GuardRollback("batch 50 was bad twice")
+    state, actions = ends(running(step=50), error)
+    assert actions[1:] == [on.Warn(error), on.Begin(reason=error.what, back=1)]
+    state, actions = ends(play(on.Began(ns=0, step=40), on.Heard(ns=0, step=50), state=state)[0], error, error, step=50)
+    assert actions[-1] == on.Begin(reason=error.what, back=1)
+    assert state.fruitless == 0
+    stuck = ends(play(on.Began(ns=0, step=20), on.Heard(ns=0, step=50), state=state)[0], error)[1]
+    assert finish(stuck).exit_code == 70 and "50" in finish(stuck).error.what  # type: ignore[union-attr]
+    further = ends(play(on.Began(ns=0, step=20), on.Heard(ns=0, step=51), state=state)[0], error)[1]
+    assert further[-1] == on.Begin(reason=error.what, back=1)
+
+
+def test_a_disk_that_refuses_is_tried_later_and_later() -> None:
+    """Attempts that cannot read go back to no other save, begin after pauses that grow, and end in 75 after eight."""
+    error = CheckpointUnreadable("EIO")
+    state, pauses, now = running(step=-1), [], 2
+    for _ in range(8):
+        state, actions = play(on.WorkerEnded(ns=now * NS, status=75, error=error), state=state)
+        if state.finished:
+            break
+        assert kinds(actions) == ["EndAttempt", "Warn"]
+        began, actions = now, []
+        while not actions:
+            now += 1
+            state, actions = play(on.Tick(ns=now * NS), state=state)
+        assert actions == [on.Begin(reason="the pause is over")]
+        pauses.append(now - began)
+        state, _ = play(on.Began(ns=now * NS), state=state)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30] and state.damaged == 0
+    assert finish(actions) == on.Finish(exit_code=75, reason="EIO", error=error)
+
+
+def test_asked_to_stop_in_a_pause() -> None:
+    """While the next attempt waits, a request to stop ends the run."""
+    state, _ = play(ended(75, CheckpointUnreadable("EIO")), state=running(step=-1))
+    assert finish(play(on.Asked(ns=3 * NS, by="SIGINT"), state=state)[1]).exit_code == 75
+
+
+def test_a_stale_worker_ends_the_run() -> None:
+    """When another command has begun an attempt this one leaves the run to it."""
+    error = CommitStale("attempt 9 began")
+    assert finish(play(ended(75, error), state=running())[1]) == on.Finish(75, error.what, error)
+
+
 def test_a_replayed_step_is_not_progress() -> None:
     """Steps completed again after a restore do not count as progress."""
     state, _ = play(ended(1), on.Began(ns=0), on.Heard(ns=0, step=3), ended(1), state=running(step=5))
@@ -164,12 +239,62 @@ def test_the_first_beat_may_take_longer() -> None:
 
 
 def test_time_nobody_looked_counts_for_nothing() -> None:
-    """After an hour of suspend neither silence nor the end of the grace is concluded before its time was watched."""
+    """After an hour of suspend neither silence nor the end of the grace is concluded before its time was watched; a
+    moment of it counts as watched, so that slow looks do not hold off every end."""
     state, _ = play(on.Asked(ns=NS, by="SIGINT"), state=looked(running(), 5))
     state, actions = play(on.Tick(ns=3600 * NS), state=state)
     assert actions == []
     state = replace(state, overdue_ns=10**18)
-    assert kinds(play(*(on.Tick(ns=s * NS) for s in range(3601, 3627)), state=state)[1]) == ["Kill"]
+    state, actions = play(*(on.Tick(ns=s * NS) for s in range(3601, 3624)), state=state)
+    assert actions == [] and not state.killed
+    assert kinds(play(on.Tick(ns=3624 * NS), state=state)[1]) == ["Kill"]
+
+
+def test_slow_looks_do_not_hold_off_the_end() -> None:
+    """A foreground that looks every 3 s only still ends a grace of 30 s, after 15 looks."""
+    state, _ = play(on.Asked(ns=0, by="SIGINT"), state=running())
+    state = replace(state, overdue_ns=10**18, looked_ns=0)
+    looks = 0
+    while not state.killed and looks < 100:
+        looks += 1
+        state, _ = play(on.Tick(ns=looks * 3 * NS), state=state)
+    assert looks == 15
+
+
+def beating(state: on.State, step: int, phase: str, since_s: int, until_s: int) -> on.State:
+    """`state` with a beat and a look each second."""
+    for second in range(since_s, until_s + 1):
+        state, _ = play(on.Tick(ns=second * NS), on.Heard(second * NS, step, phase), state=state)
+    return state
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_beats_without_progress_are_death_where_a_step_is_due(phase: str) -> None:
+    """Beats that name no new step for progress_s end the worker in phases of the loop, and in no other phase."""
+    state = on.State(config=SuperviseConfig(beat_overdue_s=10, progress_s=60))
+    state, _ = play(on.Opened(best_step=4), on.Began(ns=0), on.Heard(0, 4, "restore"), state=state)
+    state = beating(state, 4, "step", 1, 300)
+    assert not state.killed, "the first step compiles"
+    state = beating(state, 5, "step", 301, 301)
+    state = beating(state, 5, phase, 302, 360)
+    assert not state.killed
+    state = beating(state, 5, phase, 361, 362)
+    unhurried = phase in ("init", "compile", "restore", "save", "eval", "pause")
+    assert ("supervise.progress_s" in state.killed) != unhurried
+
+
+def test_progress_can_be_left_unwatched() -> None:
+    """With progress_s 0 a worker that beats is never killed for standing still."""
+    state = on.State(config=SuperviseConfig(beat_overdue_s=10, progress_s=0))
+    state, _ = play(on.Opened(best_step=0), on.Began(ns=0), on.Heard(0, 1), on.Heard(0, 2), state=state)
+    assert not beating(state, 2, "step", 1, 5000).killed
+
+
+@pytest.mark.parametrize("bad", [{"progress_s": 100}, {"progress_s": -1}, {"progress_s": 120, "beat_overdue_s": 60}])
+def test_a_standstill_is_not_concluded_before_silence(bad: dict[str, float]) -> None:
+    """A ladder of times in the wrong order is refused."""
+    with pytest.raises(Contradiction):
+        SuperviseConfig(**bad)
 
 
 def test_the_grace_ends_in_sigkill() -> None:

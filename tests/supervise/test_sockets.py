@@ -7,6 +7,7 @@ import pathlib
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from packtrain.core.contract import Beats
 from packtrain.core.errors import RunUnusable
 from packtrain.core.platform import LocalPlatform
 from packtrain.supervise.requests import listening
-from packtrain.supervise.sockets import PATH_BYTES_MAX, BeatSocket, private_folder
+from packtrain.supervise.sockets import BEATS_AT_ONCE_MAX, PATH_BYTES_MAX, BeatSocket, private_folder
 
 PLATFORM = LocalPlatform()
 
@@ -119,10 +120,48 @@ def test_beats_of_other_users_are_dropped(base: pathlib.Path) -> None:
     beats.close()
 
 
+class Endless:
+    """A socket in which there is always another beat of this user."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    def setsockopt(self, *args: object) -> None: ...
+
+    def recvmsg(self, size: int, ancillary_size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, None]:
+        self.received += 1
+        assert self.received < 10_000, "one drain goes on and on"
+        who = struct.pack("iII", os.getpid(), os.getuid(), os.getgid())
+        beat = b'{"seq":%d,"attempt":1,"rank":0,"pid":9,"phase":"step","step":5,"ns":{}}' % self.received
+        return beat, [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)], 0, None
+
+
 def test_draining_is_bounded(beats: BeatSocket) -> None:
-    """One drain takes what is there and returns, with nothing there too."""
+    """One drain takes a bounded number of beats though more keep coming, and returns with nothing there too."""
+
+    class Flooded(LocalPlatform):
+        def datagram_receiver(self, path: str) -> socket.socket:
+            return Endless()  # type: ignore[return-value]
+
+    flooded = BeatSocket(Flooded(), "/none")
+    assert len(flooded.drain()) == BEATS_AT_ONCE_MAX
+    assert flooded.drain()[0].seq == BEATS_AT_ONCE_MAX + 1
     assert beats.drain() == []
     beats.close()
+
+
+def test_a_place_that_refuses_is_one_message(base: pathlib.Path) -> None:
+    """A socket that cannot be made and a folder that cannot be listed are run.unusable, with the place."""
+    with pytest.raises(RunUnusable, match="none/beats"):
+        BeatSocket(PLATFORM, str(base / "none" / "beats"))
+
+    class Unlistable(LocalPlatform):
+        def listdir(self, path: str) -> list[str]:
+            raise OSError(5, "Input/output error", path)
+
+    env = {"XDG_RUNTIME_DIR": str(base)}
+    with pytest.raises(RunUnusable, match="Input/output"), private_folder(Unlistable(), "/runs/a", env):
+        pass
 
 
 def test_signals_become_requests() -> None:
