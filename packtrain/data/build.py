@@ -49,6 +49,7 @@ UNIT_PARTS = 4
 WORKER_BYTES = 160 << 20
 """Memory of a worker: interpreter and libraries 90 MiB, a part of text, its token objects."""
 MEMORY_BYTES_MIN = 512 << 20
+HELD_OUT_BYTES_MAX = 64 << 20
 SCAN_PARTS = 64
 REQUEST = "request.json"
 
@@ -79,15 +80,22 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Processes; 0: one a core, as far as memory allows. Does not change the result."""
     part_bytes: int = 2 << 20
     """Text per unit of work. Does not change the result."""
+    range_bytes_max: int = 0
+    """Memory for one range of content hashes; 0: half of what a process may use. Does not change the result."""
 
     def __post_init__(self) -> None:
         bounds = {
             "vocab": 257, "sample_bytes_max": 1, "skip_max": 0, "document_bytes_max": 1024, "held_out_fraction": 0,
-            "held_out_bytes_max": 0, "workers": 0, "part_bytes": 1024,
+            "held_out_bytes_max": 0, "workers": 0, "part_bytes": 1024, "range_bytes_max": 0,
         }
         for name, least in bounds.items():
             if getattr(self, name) < least:
                 raise BadValue(f"{name} is at least {least}", where=f"data build: {name}", fix="raise it")
+        if self.held_out_bytes_max > HELD_OUT_BYTES_MAX:
+            raise BadValue(
+                f"at most {HELD_OUT_BYTES_MAX} bytes can be held out: they are in memory at once, and in xz",
+                where="data build: held_out_bytes_max", fix="lower it (--held-out-bytes-max)",
+            )
         if self.held_out_fraction > 0.5:
             raise BadValue("at most half can be held out", where="data build: held_out_fraction", fix="lower it")
         if 0 < self.memory_bytes_max < MEMORY_BYTES_MIN:
@@ -245,7 +253,7 @@ class _Job:
         n = int(spool.table["records"].sum(dtype=np.int64))
         if n == 0:
             raise CorpusEmpty("the files hold no text", where=", ".join(paths), fix="name files with text in them")
-        ranges = max(1, -(-n * BYTES_A_RECORD // (self._share_bytes // 2)))
+        ranges = max(1, -(-n * BYTES_A_RECORD // (self._options.range_bytes_max or self._share_bytes // 2)))
         dropped = self._deduplicate(ranges)
         distinct = sum(card.bytes - card.dropped_bytes for card in dropped)
         chosen = self._split(spool, ranges, distinct)

@@ -72,14 +72,14 @@ def train_texts(platform: Platform, folder: str, part: int, ranges: int) -> Iter
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[bytes], lossless: bool) -> Encoded:
-    """Raises BadValue when `lossless` and a document's ids do not stand for exactly its bytes."""
+    """Raises BadValue when `lossless` and a document's ids do not stand for exactly its bytes, or for other bytes."""
     arrays: list[Tokens] = []
     lengths: list[int] = []
     dtype = token_dtype(tokenizer.size)
     for batch in _batches(texts):
         for text, ids in zip(batch, tokenizer.encode_many([text.decode() for text in batch])):
             array = np.array([*ids, tokenizer.end_of_document], dtype=dtype)
-            if lossless and int(tokenizer.token_bytes[array].sum(dtype=np.int64)) != len(text):
+            if lossless and not tokenizer.keeps(text, ids):
                 raise _not_lossless(text)
             arrays.append(array)
             lengths.append(len(array))
@@ -107,7 +107,7 @@ def _not_lossless(text: bytes) -> BadValue:
     return BadValue(
         "the tokenizer does not keep every byte of the text, so bits per byte would be wrong",
         where=f"the document that begins {text[:60]!r}",
-        fix="use a byte-level tokenizer without normalizer, or accept it: lossless=false (--no-lossless)",
+        fix="use a byte-level tokenizer without normalizer, or accept it: --lossy",
     )
 
 

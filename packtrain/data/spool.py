@@ -38,6 +38,8 @@ PART = np.dtype([
     ("records", "<u4"), ("records_crc", "<u4"), ("bands_crc", "<u4"),
 ])
 UNITS_A_FOLDER = 1000
+PART_RECORDS_MAX = 1 << 16
+"""Of a part; a record and its band keys take 284 bytes in memory, however short its text is."""
 Records = npt.NDArray[np.void]
 
 
@@ -109,7 +111,7 @@ def _parts(documents: Iterable[bytes], part_bytes: int) -> Iterator[list[bytes]]
     held: list[bytes] = []
     n = 0
     for document in documents:
-        if held and n + len(document) > part_bytes:
+        if held and (n + len(document) > part_bytes or len(held) == PART_RECORDS_MAX):
             yield held
             held, n = [], 0
         held.append(document)

@@ -78,6 +78,13 @@ class Tokenizer:
         """Text of the ids; special tokens decode to nothing, broken UTF-8 to U+FFFD."""
         return str(self._inner.decode(list(ids), skip_special_tokens=True))
 
+    def keeps(self, text: bytes, ids: Sequence[int]) -> bool:
+        """Whether the ids of a text say exactly it: as many bytes, and the same ones (a normalizer may lower cases)."""
+        if self._is_bytes:
+            return len(ids) == len(text)
+        n_bytes = int(self.token_bytes[np.asarray(ids, np.int64)].sum(dtype=np.int64))
+        return n_bytes == len(text) and self.decode(ids).encode() == text
+
 
 def _parse(text: str, where: str) -> Any:
     try:

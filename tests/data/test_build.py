@@ -145,9 +145,9 @@ def test_show_tells_what_is_there(built: pathlib.Path) -> None:
 # --- on what it does not depend -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"workers": 2}, {"part_bytes": 50_000}, {"memory_bytes_max": 512 << 20}])
+@pytest.mark.parametrize("options", [{"workers": 2}, {"part_bytes": 50_000}, {"range_bytes_max": 4000}])
 def test_work_is_dealt_otherwise(corpus: list[str], built: pathlib.Path, tmp_path: pathlib.Path, options: dict) -> None:
-    """Two workers, other units of work, or less memory give the same bytes."""
+    """Two workers, other units of work, or less memory (here: several ranges of hashes) give the same bytes."""
     make(corpus, tmp_path / "out", **options)
     assert tree_bytes(tmp_path / "out", but=[REQUEST]) == tree_bytes(built, but=[REQUEST])
     assert os.listdir(tmp_path) == ["out"], "the working folder is gone"
@@ -208,6 +208,35 @@ def test_a_finished_build_is_not_made_again(corpus: list[str], built: pathlib.Pa
     card = build(PLATFORM, corpus, str(built), options, lambda stage, done, total: stages.append(stage))
     assert seal(card) == (built / "card.json").read_bytes()
     assert set(stages) == {"list"} and finished_work(built) == before
+
+
+def drop_files(folder: pathlib.Path) -> set[str]:
+    return {path.parent.name for path in folder.rglob("*.drop")}
+
+
+def test_ranges_of_hashes_change_in_between(corpus: list[str], built: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A build that was dealt into five ranges of hashes or more goes on in one, with the same bytes."""
+    assert drive(corpus, tmp_path / "out", {"range_bytes_max": 3000}, stages=30).returncode == -signal.SIGKILL
+    (ranges,) = drop_files(tmp_path)
+    assert int(ranges.removeprefix("drops-")) >= 5
+    assert drive(corpus, tmp_path / "out", {}, stages=30).returncode == -signal.SIGKILL
+    assert drop_files(tmp_path) == {ranges, "drops-1"}
+    make(corpus, tmp_path / "out")
+    assert tree_bytes(tmp_path / "out") == tree_bytes(built)
+
+
+def test_one_row_many_times(tmp_path: pathlib.Path) -> None:
+    """A row that is most of a corpus is kept once, whatever the ranges, and costs one record a part in memory."""
+    rows = [f"row {i} of those that are there once" for i in range(200)]
+    lines = [json.dumps({"text": text}) for row in rows for text in (row, *["N/A"] * 20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    for name, options in (("one", {}), ("several", {"range_bytes_max": 20_000})):
+        card = make([str(tmp_path / "rows.jsonl")], tmp_path / name, tokenizer="byte", **options)
+        assert (card.read_documents, card.repeated_documents, card.repeated_bytes) == (4200, 3999, 3 * 3999)
+        assert sorted(t for s in ("train", "held_out") for t in texts_of(tmp_path / name / s)) == sorted(
+            [b"N/A", *(row.encode() for row in rows)]
+        )
+    assert tree_bytes(tmp_path / "one") == tree_bytes(tmp_path / "several")
 
 
 # --- memory ---------------------------------------------------------------------------------------------
@@ -297,24 +326,28 @@ def test_options_that_cannot_work() -> None:
     """Options out of bounds are refused by name."""
     for name, value in {
         "vocab": 256, "skip_max": -1, "part_bytes": 5, "memory_bytes_max": 1000, "held_out_fraction": 0.6,
+        "held_out_bytes_max": (64 << 20) + 1, "range_bytes_max": -1,
     }.items():
         with pytest.raises(BadValue) as caught:
             BuildOptions(**{name: value})
         assert name in caught.value.where
 
 
-def test_a_tokenizer_that_loses_bytes(tmp_path: pathlib.Path) -> None:
-    """A tokenizer that changes the text is refused, naming the document; when allowed, the card still counts the
-    text's bytes."""
+@pytest.mark.parametrize("normalizer", ["Strip", "Lowercase"])
+def test_a_tokenizer_that_loses_bytes(tmp_path: pathlib.Path, normalizer: str) -> None:
+    """A tokenizer that changes the text, in length or not, is refused with the option that allows it; when allowed, the
+    card still counts the text's bytes."""
     import tokenizers
 
     write_corpus(tmp_path / "src", 12)
     inner = tokenizers.Tokenizer.from_str(load_byte_text())
-    inner.normalizer = tokenizers.normalizers.Strip()
+    (tmp_path / "src" / "upper.py").write_text("UPPER = 1\n" * 30)
+    inner.normalizer = getattr(tokenizers.normalizers, normalizer)()
     inner.save(str(tmp_path / "t.json"))
     options = {"tokenizer": str(tmp_path / "t.json")}
-    with pytest.raises(BadValue, match="every byte"):
+    with pytest.raises(BadValue, match="every byte") as caught:
         make([str(tmp_path / "src")], tmp_path / "out", **options)
+    assert "--lossy" in caught.value.fix
     card = make([str(tmp_path / "src")], tmp_path / "out", lossless=False, **options)
     assert card.train.bytes + card.held_out.bytes + card.repeated_bytes == card.read_bytes
 
