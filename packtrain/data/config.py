@@ -25,12 +25,18 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Tokens a row."""
     objective: Literal["causal"] = "causal"
     prefetch_batches: int = 4
+    damaged_rows_max: int = 0
+    """Rows of damaged blocks that an attempt passes over with weight 0 before damage is an error."""
 
     def __post_init__(self) -> None:
         if self.batch_rows < 1 or self.length < 8:
             raise Contradiction(
                 "a batch needs at least 1 row of at least 8 tokens", where="data.batch_rows, data.length",
                 fix="raise them, for example --set data.batch_rows=16 --set data.length=256",
+            )
+        if self.damaged_rows_max < 0:
+            raise Contradiction(
+                "damaged rows are counted from 0", where="data.damaged_rows_max", fix="0 makes any damage an error"
             )
         if any(use.weight <= 0 for use in self.stores):
             raise Contradiction(

@@ -130,9 +130,7 @@ class Loader:
             raise error
 
 
-def open_loader(
-    config: DataConfig, seed: int, vocab: int, platform: Platform | None = None, damaged_rows_max: int = 0
-) -> Loader:
+def open_loader(config: DataConfig, seed: int, vocab: int, platform: Platform | None = None) -> Loader:
     """Open a run's stores and make its plan of one segment.
 
     Raises CorpusMissing, CorpusEmpty, StoreDamaged, TokenizerMismatch (between stores, or with the model's `vocab`),
@@ -161,7 +159,7 @@ def open_loader(
     segment = Segment(
         from_index=0, batch_rows=config.batch_rows, length=config.length, objective=config.objective, shares=shares
     )
-    return Loader(Plan(seed, [segment]), [list(zip(stores, packings))], tokenizer, damaged_rows_max)
+    return Loader(Plan(seed, [segment]), [list(zip(stores, packings))], tokenizer, config.damaged_rows_max)
 
 
 def _one_tokenizer(stores: Sequence[Store], platform: Platform) -> Tokenizer:

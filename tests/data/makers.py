@@ -48,7 +48,7 @@ def loader_of(
     stores: Sequence[str], rows: int, length: int, seed: int = 0, weights: Sequence[float] = (), **more: int
 ) -> Loader:
     uses = tuple(StoreUse(path=path, weight=weight) for path, weight in zip(stores, weights or [1.0] * len(stores)))
-    return open_loader(DataConfig(stores=uses, batch_rows=rows, length=length), seed, VOCAB, PLATFORM, **more)
+    return open_loader(DataConfig(stores=uses, batch_rows=rows, length=length, **more), seed, VOCAB, PLATFORM)
 
 
 WORDS = [
