@@ -7,6 +7,7 @@ under `chosen`: what a person typed stays apart from it, so that the same comman
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import msgspec
 from packtrain.cli import folders, launch, spec
 from packtrain.cli.bars import Bars
 from packtrain.core import config
-from packtrain.core.errors import EXIT_DONE, PacktrainError
+from packtrain.core.errors import EXIT_DONE, BadValue, PacktrainError
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.units import bytes_text, duration_text
 from packtrain.data.build import BuildOptions, build
@@ -52,10 +53,19 @@ def first(run: str | None, new: bool, overrides: Sequence[str]) -> int:
 
 
 def _configured(overrides: Sequence[str], store: str) -> RunSpec:
-    """The recipe over the store, whose vocabulary is read once it is there."""
+    """The recipe over the store, whose vocabulary is read once it is there. Raises BadValue beyond the promised time:
+    the worker stops at `minutes_max`, however wrong the pace was that chose the steps."""
     built = os.path.isfile(f"{store}/card.json")
     base = spec.resolve("first-light", [], store if built else None)
-    return msgspec.structs.replace(spec.overridden(base, overrides), overrides=tuple(overrides))
+    wanted = msgspec.structs.replace(spec.overridden(base, overrides), overrides=tuple(overrides))
+    if not 0 < wanted.train.minutes_max <= MINUTES_MAX:
+        raise BadValue(
+            f"first-light trains for {MINUTES_MAX:g} minutes at most, {wanted.train.minutes_max:g} cannot be asked for",
+            where="--set train.minutes_max",
+            fix=f"packtrain train first-light --run longer --data {shlex.quote(store)} --set train.minutes_max=30 "
+                "--set train.steps=10000",
+        )
+    return wanted
 
 
 def _build_store(platform: Platform, store: str) -> None:
@@ -76,7 +86,7 @@ def _with_steps(platform: Platform, wanted: RunSpec, name: str) -> RunSpec:
         return wanted
     print(f"timing {TIMED_STEPS} steps on this machine ...", flush=True)
     step_s = time_steps(platform, wanted, folders.named(name))
-    steps = steps_for(step_s, AIM_PART * 60 * (wanted.train.minutes_max or MINUTES_MAX))
+    steps = steps_for(step_s, AIM_PART * 60 * wanted.train.minutes_max)
     tokens_per_s = wanted.data.batch_rows * wanted.data.length / step_s
     print(f"  {step_s:.3f} s a step, {tokens_per_s:,.0f} tokens/s: {steps:,} steps in {duration_text(steps * step_s)}")
     chosen = (f"train.steps={steps}",)

@@ -91,7 +91,7 @@ def read_unit(task: ReadTask) -> UnitCard:
     files = [platform.create(temp) for temp in temps]
     parts = []
     documents = (d for item in task.items for d in read_item(item, task.field, task.piece_bytes, skips))
-    for texts in _parts(documents, task.part_bytes):
+    for texts in parts_of(documents, task.part_bytes):
         frame = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(b"".join(texts))
         records, bands = (array.tobytes() for array in _records(texts))
         for file, data in zip(files, (frame, records, bands)):
@@ -107,7 +107,8 @@ def read_unit(task: ReadTask) -> UnitCard:
     return card
 
 
-def _parts(documents: Iterable[bytes], part_bytes: int) -> Iterator[list[bytes]]:
+def parts_of(documents: Iterable[bytes], part_bytes: int) -> Iterator[list[bytes]]:
+    """Documents dealt into parts of at most so many bytes, or of one document, and of a bounded number of records."""
     held: list[bytes] = []
     n = 0
     for document in documents:

@@ -31,6 +31,8 @@ MISTAKES = {
     "mesh axis": (["train", "first-light", "--set", "train.mesh.expret=2"], 78, "expert"),
     "no data": (["train", "first-light"], 78, "packtrain data build"),
     "data not there": (["train", "first-light", "--data", "nowhere"], 78, "packtrain data build"),
+    "first-light without an end": (["first-light", "--set", "train.minutes_max=0"], 78, "train.minutes_max"),
+    "a longer first-light": (["first-light", "--set", "train.minutes_max=30"], 78, "packtrain train first-light"),
     "bad name": (["train", "first-light", "--run", "../x"], 2, "--run"),
     "corpus missing": (["data", "build", "nowhere", "--out", "x"], 78, "nowhere"),
     "corpus empty": (["data", "build", "empty", "--out", "x"], 78, "empty"),

@@ -21,7 +21,7 @@ from packtrain.data.dedup import Drops, RangeTask, drop_repeats, hash_range
 from packtrain.data.holdout import ScanTask, Split, scan_parts, split, text_of, xz_bits_per_byte
 from packtrain.data.listing import Item
 from packtrain.data.recent import Recent
-from packtrain.data.spool import ReadTask, Spool, read_unit, write_parts_table
+from packtrain.data.spool import PART_RECORDS_MAX, ReadTask, Spool, parts_of, read_unit, write_parts_table
 from tests.data.makers import PLATFORM, source_text
 
 
@@ -200,6 +200,12 @@ def test_repeats_are_dropped_in_reading_order(tmp_path: pathlib.Path) -> None:
         found = [hash_range(spool, k, ranges).found for k in range(ranges)]
         held = [(r["part"], r["high"]) for some in found for r in some]
         assert len(held) == len(set(held)) < 30, "more than one record a part and hash is held in memory"
+
+
+def test_short_documents_fill_a_part_by_their_number() -> None:
+    """However short documents are, a part has a bounded number of records; none is lost."""
+    sizes = [len(part) for part in parts_of(itertools.repeat(b"x", 2 * PART_RECORDS_MAX + 5), part_bytes=2 << 20)]
+    assert sizes == [PART_RECORDS_MAX, PART_RECORDS_MAX, 5]
 
 
 def test_xz_figures(notes: list[str]) -> None:
