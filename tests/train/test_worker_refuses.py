@@ -112,6 +112,7 @@ def edit_spec(run: str, old: str, new: str) -> None:
     ("batch_rows = 4", "batch_rows = 8", "config.contradiction", "plan_hash"),
     ("seed = 3", "seed = 4", "config.contradiction", "seed is 4 now, and the checkpoint was trained with 3"),
     ("vocab = 384", "vocab = 256", "data.tokenizer_mismatch", "256"),
+    ('"line "', f'"{"line " * 9}"', "config.bad_value", "the prompt has 45 tokens"),
 ])
 def test_a_checkpoint_of_something_else(
     saved: tuple[str, str], capsys: pytest.CaptureFixture[str], old: str, new: str, name: str, said: str
@@ -124,10 +125,11 @@ def test_a_checkpoint_of_something_else(
     assert [seen.name for seen in found(run, ErrorSeen)] == [name]
 
 
+@pytest.mark.parametrize("part", ["train", "held_out"])
 def test_another_tokenizer(
-    saved: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+    saved: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, part: str
 ) -> None:
-    """Stores built with another tokenizer than the checkpoint was trained with are refused."""
+    """A store built with another tokenizer than the checkpoint was trained with is refused, to train or to measure."""
     from packtrain.data.build import BuildOptions, build
 
     run, restore = saved
@@ -136,8 +138,8 @@ def test_another_tokenizer(
     (tmp_path / "text" / "b.txt").write_text("and some that is held out of it\n" * 20)
     options = BuildOptions(vocab=300, workers=1)
     build(LocalPlatform(), [str(tmp_path / "text")], str(tmp_path / "bpe"), options, lambda stage, done, total: None)
-    old = load(LocalPlatform(), run).data.stores[0].path
-    edit_spec(run, old, str(tmp_path / "bpe" / "train"))
+    old = load(LocalPlatform(), run).data.stores[0].path.removesuffix("train") + part
+    edit_spec(run, f'"{old}"', f'"{tmp_path}/bpe/{part}"')
     assert "data.tokenizer_mismatch" in refused(capsys, run, PACKTRAIN_RUN=run, PACKTRAIN_RESTORE=restore)
 
 
