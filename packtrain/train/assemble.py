@@ -23,7 +23,7 @@ from packtrain.train.loop import Loop, Parts
 from packtrain.train.mesh import make_mesh
 from packtrain.train.orders import Orders, Wire
 from packtrain.train.sample import Sampler
-from packtrain.train.saving import Saves, Standing, local_tensors, restore_state
+from packtrain.train.saving import Saves, Standing, local_tensors, restore_state, warning
 from packtrain.train.seat import Desk, writer_name
 from packtrain.train.sections import Sections
 from packtrain.train.state import State, init_state, state_specs
@@ -117,10 +117,15 @@ def check_lineage(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
 
 
 def _saver(desk: Desk, image_bytes: int) -> Saver:
-    place = desk.place
+    place, writer = desk.place, writer_name(desk.place.rank)
+    where = choose_buffer_folder(desk.platform, place.run, image_bytes, writer)
+    if where.fallback:
+        desk.journal.write(warning({
+            "name": "checkpoint.buffers_on_disk", "what": where.fallback, "where": where.path,
+            "fix": "give the machine's memory file system more room; saves are slower until then",
+        }))
     return Saver(
-        desk.platform, choose_buffer_folder(desk.platform, place.run, image_bytes), CarrierClient(place.carrier),
-        place.attempt, writer_name(place.rank), desk.spec.checkpoint.deadline_s,
+        desk.platform, where, CarrierClient(place.carrier), place.attempt, writer, desk.spec.checkpoint.deadline_s
     )
 
 

@@ -26,6 +26,8 @@ from packtrain.train.model import Tree
 from packtrain.train.sections import Sections
 from packtrain.train.state import LeafSpec, State, flatten, shardings, state_specs, unflatten
 
+CARRIER_SHARE = 0.8
+"""Part of a last save's time after which the carrier says what stands in the way; the rest is for hearing it."""
 RETRY_S = 1.0
 """Between two tries of a last save."""
 SKIPPED = "checkpoint.skipped"
@@ -66,7 +68,9 @@ class Offering(Protocol):
 
     skip_reason: str
 
-    def save(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> int | None: ...
+    def save(
+        self, step: int, tensors: list[LocalTensor], meta: dict[str, Any], deadline_s: float | None = None
+    ) -> int | None: ...
     def poll(self) -> list[SaveResult]: ...
     def wait_all(self, deadline_s: float) -> list[SaveResult]: ...
 
@@ -161,14 +165,17 @@ class Saves:
         self._facts, self._speaks = dict(facts), speaks
         self._failure: dict[str, str] = {}
 
-    def begin(self, state: State, standing: Standing) -> None:
-        """Copy the state out and offer it; returns when the copy is complete, so the state may be donated again."""
+    def begin(self, state: State, standing: Standing, deadline_s: float | None = None) -> None:
+        """Copy the state out and offer it; returns when the copy is complete, so the state may be donated again.
+
+        `deadline_s`: where the carrier has less time than usual, so that it says in time what was in the way.
+        """
         self.began_ns = self._platform.boot_ns()
         if self.published[0] == standing.index:
             return
         guard = {name: float(value) for name, value in jax.device_get(state.guard)._asdict().items()}
         meta = self._facts | standing.meta() | {"guard": guard}
-        if self._saver.save(standing.index, local_tensors(state, self._specs), meta) is None:
+        if self._saver.save(standing.index, local_tensors(state, self._specs), meta, deadline_s) is None:
             self._skipped(standing.index)
 
     def poll(self) -> None:
@@ -182,7 +189,8 @@ class Saves:
         """
         end_ns = self._platform.boot_ns() + round(deadline_s * NS)
         while standing.index and self.published[0] != standing.index:
-            self.begin(state, standing)
+            left_s = max(0.0, (end_ns - self._platform.boot_ns()) / NS)
+            self.begin(state, standing, CARRIER_SHARE * left_s or None)
             self._note(self._saver.wait_all(max(0.0, (end_ns - self._platform.boot_ns()) / NS)))
             if self.published[0] == standing.index:
                 break

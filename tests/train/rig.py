@@ -107,8 +107,12 @@ class Kept:
         self._errors, self._busy = list(errors), set(busy)
         self._results: list[SaveResult] = []
         self.offers: list[int] = []
+        self.deadlines: list[float | None] = []
 
-    def save(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> int | None:
+    def save(
+        self, step: int, tensors: list[LocalTensor], meta: dict[str, Any], deadline_s: float | None = None
+    ) -> int | None:
+        self.deadlines.append(deadline_s)
         if step in self.saved:
             return 0  # as Saver: a step on its way or published is not saved twice
         self.offers.append(step)

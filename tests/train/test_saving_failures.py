@@ -59,6 +59,8 @@ def test_a_stop_waits_no_longer_than_its_grace(tmp_path: pathlib.Path) -> None:
     with pytest.raises(SaveFailed, match="no step was published yet"):
         failing.run()
     assert clock.slept_s < 3.0
+    last = failing.offering.deadlines[1:]
+    assert last and all(0 < deadline_s < 3.0 for deadline_s in last), "the carrier is told how long we can wait"
 
 
 def test_a_busy_carrier_is_skipped_and_counted(tmp_path: pathlib.Path) -> None:
