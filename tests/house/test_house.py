@@ -98,14 +98,15 @@ def leaves(base: type[errors.PacktrainError]) -> list[type[errors.PacktrainError
 
 
 def test_errors_are_documented() -> None:
-    """Every error a person can meet stands in docs/ERRORS.md with its exit code and a remedy, and nothing else does."""
+    """Every error stands in docs/ERRORS.md with its exit code and a remedy, a warning with a dash, and nothing else."""
     rows = [line.split("|") for line in tree.files("docs/ERRORS.md")["docs/ERRORS.md"].splitlines()]
     documented = {row[1].strip(" `"): row for row in rows if len(row) >= 5 and row[1].strip().startswith("`")}
-    known = {leaf.name: leaf for leaf in leaves(errors.PacktrainError)}
-    assert set(documented) == set(known)
-    for name, row in documented.items():
-        assert int(row[2]) == known[name].exit_code, name
-        assert all(cell.strip() for cell in row[1:-1]), name
+    assert all(cell.strip() for row in documented.values() for cell in row[1:-1])
+    known = {leaf.name: str(leaf.exit_code) for leaf in leaves(errors.PacktrainError)}
+    exits = {name: row[2].strip() for name, row in documented.items()}
+    warnings = [name for name, code in exits.items() if code == "-"]
+    assert {name: code for name, code in exits.items() if name not in warnings} == known
+    assert all(any(f'"{name}"' in text for text in SOURCES.values()) for name in warnings)
 
 
 def test_error_names_are_stable_and_distinct() -> None:
