@@ -36,12 +36,17 @@ def attend(
     """
     B, L, H, K = q_BLHK.shape
     S, G = k_BSGK.shape[1:3]
-    q_BLGRK = q_BLHK.reshape(B, L, G, H // G, K)
+    q_BLGRK = (q_BLHK * K**-0.5).reshape(B, L, G, H // G, K)
     mask_BLS = interval_mask(starts_BL, ends_BL, S)
     scores_BGRLS = jnp.einsum("BLGRK,BSGK->BGRLS", q_BLGRK, k_BSGK, preferred_element_type=jnp.float32)
-    scores_BGRLS = jnp.where(mask_BLS[:, None, None], scores_BGRLS * K**-0.5, MASKED)
-    peak_BGRL1 = jax.lax.stop_gradient(scores_BGRLS.max(-1, keepdims=True))
-    weights_BGRLS = jnp.where(mask_BLS[:, None, None], jnp.exp(scores_BGRLS - peak_BGRL1), 0.0)
-    weights_BGRLS /= jnp.maximum(weights_BGRLS.sum(-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
-    out_BLGRK = jnp.einsum("BGRLS,BSGK->BLGRK", weights_BGRLS.astype(v_BSGK.dtype), v_BSGK)
-    return out_BLGRK.reshape(B, L, H, K)
+    scores_BGRLS = jnp.where(mask_BLS[:, None, None], scores_BGRLS, MASKED)
+    # A row without a key keeps a peak far above MASKED, so that its weights are 0 and not exp(0).
+    peak_BGRL1 = jax.lax.stop_gradient(jnp.maximum(scores_BGRLS.max(-1, keepdims=True), MASKED / 2))
+    weights_BGRLS = jnp.exp(scores_BGRLS - peak_BGRL1)
+    total_BGRL = weights_BGRLS.sum(-1)
+    # Dividing the sum of values rather than each weight saves passes over [L, S], forward and backward.
+    sum_BGRLK = jnp.einsum(
+        "BGRLS,BSGK->BGRLK", weights_BGRLS.astype(v_BSGK.dtype), v_BSGK, preferred_element_type=jnp.float32
+    )
+    out_BGRLK = sum_BGRLK / jnp.where(total_BGRL > 0, total_BGRL, 1.0)[..., None]
+    return out_BGRLK.transpose(0, 3, 1, 2, 4).reshape(B, L, H, K).astype(q_BLHK.dtype)

@@ -57,9 +57,9 @@ Sizes = tuple[tuple[str, int], ...]
 
 
 @functools.cache
-def step_of(sizes: Sizes = (), microbatches: int = 1, unroll: bool = False) -> Any:
+def step_of(sizes: Sizes = (), microbatches: int = 1, **execution: Any) -> Any:
     """The compiled step of the tiny model; one program for all tests that ask for the same."""
-    train = TrainConfig(steps=20, microbatches=microbatches, unroll=unroll)
+    train = TrainConfig(steps=20, microbatches=microbatches, **execution)
     return make_step(MODEL, OPTIM, GUARD, train, mesh_of(**dict(sizes)))
 
 
@@ -81,12 +81,12 @@ class Run(NamedTuple):
 
 
 @functools.cache
-def run_of(sizes: Sizes = (), microbatches: int = 1, unroll: bool = False, steps: int = 3) -> Run:
-    """A few steps from the fresh state on one layout."""
+def run_of(sizes: Sizes = (), microbatches: int = 1, **execution: Any) -> Run:
+    """Three steps from the fresh state on one layout. `execution`: fields of TrainConfig."""
     mesh = mesh_of(**dict(sizes))
-    state, step = placed(fresh(), mesh), step_of(sizes, microbatches, unroll)
+    state, step = placed(fresh(), mesh), step_of(sizes, microbatches, **execution)
     outs, orders = [], place_orders([0] * 4, mesh)
-    for index in range(steps):
+    for index in range(3):
         state, out = step(state, place_batch(packed_rows(index), mesh, microbatches), orders, int(Command.RUN))
         outs.append(jax.device_get(out))
     return Run(host(state), outs)
