@@ -213,7 +213,7 @@ class RunMissing(ConfigError):
 
 
 class RunUnusable(AgainError):
-    """The run folder, or the folder for sockets, cannot be written now."""
+    """The run folder, or the folder for sockets, cannot be read or written now."""
 
     name = "run.unusable"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.core.config import read_section
-from packtrain.core.errors import BadValue, RunMissing
+from packtrain.core.errors import BadValue, RunMissing, RunUnusable
 from packtrain.core.platform import Platform
 from packtrain.data.config import DataConfig
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
@@ -25,22 +25,25 @@ class Sections:
     checkpoint: CheckpointConfig = CheckpointConfig()
 
 
-def parse(data: bytes) -> Sections:
-    """Raises UnknownKey, BadValue, Contradiction or LayoutError, naming the key."""
+def parse(data: bytes, where: str = "") -> Sections:
+    """Raises UnknownKey, BadValue, Contradiction or LayoutError, naming the key and `where`, the file."""
     return Sections(
-        seed=_seed(tomllib.loads(data.decode()).get("seed", 0)),
-        model=read_section(data, "model", ModelConfig),
-        optim=read_section(data, "optim", OptimConfig),
-        guard=read_section(data, "guard", GuardConfig),
-        train=read_section(data, "train", TrainConfig),
-        data=read_section(data, "data", DataConfig),
-        checkpoint=read_section(data, "checkpoint", CheckpointConfig),
+        model=read_section(data, "model", ModelConfig, where),
+        optim=read_section(data, "optim", OptimConfig, where),
+        guard=read_section(data, "guard", GuardConfig, where),
+        train=read_section(data, "train", TrainConfig, where),
+        data=read_section(data, "data", DataConfig, where),
+        checkpoint=read_section(data, "checkpoint", CheckpointConfig, where),
+        seed=_seed(tomllib.loads(data.decode()).get("seed", 0), where),  # last: by now it is known to be TOML
     )
 
 
-def _seed(value: object) -> int:
+def _seed(value: object, where: str) -> int:
     if type(value) is not int or not 0 <= value < 1 << 32:
-        raise BadValue(f"seed is {value!r}, not a whole number below 2**32", where="seed", fix="use --set seed=0")
+        raise BadValue(
+            f"seed is {value!r}, not a whole number below 2**32", where=f"{where}: seed" if where else "seed",
+            fix="use --set seed=0",
+        )
     return value
 
 
@@ -57,5 +60,15 @@ def newest_spec(platform: Platform, run: str) -> str:
     return os.path.join(folder, max(numbered, key=lambda name: int(name[:-5])))
 
 
+def read(platform: Platform, path: str) -> Sections:
+    """What `parse` makes of the file. Raises RunUnusable when it cannot be read."""
+    try:
+        data = platform.read(path)
+    except OSError as error:
+        raise RunUnusable(f"the spec cannot be read: {error.strerror}", where=path, fix="make it readable") from error
+    return parse(data, path)
+
+
 def load(platform: Platform, run: str) -> Sections:
-    return parse(platform.read(newest_spec(platform, run)))
+    """The spec in force from the next attempt."""
+    return read(platform, newest_spec(platform, run))

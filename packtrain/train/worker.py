@@ -24,7 +24,7 @@ from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.records import ErrorSeen
 from packtrain.train.seat import Desk, seated
-from packtrain.train.sections import Sections, newest_spec, parse
+from packtrain.train.sections import Sections, load, newest_spec, read
 
 AGREED = (StoppedOnRequest, GuardStopped, GuardRollback)
 """Endings all ranks reach together; after any other, nobody waits for the rest of the world."""
@@ -76,14 +76,14 @@ def _supervised(run: str, fresh: bool, env: Mapping[str, str], signals: Signals)
     platform, place = LocalPlatform(), Place.from_env(env)
     spec_path = newest_spec(platform, place.run)
     with _journalled(platform, place) as journal:
-        spec = parse(platform.read(spec_path))
+        spec = read(platform, spec_path)
         with seated(platform, env, run, fresh):
             return _work(platform, place, spec, journal, signals)
 
 
 def _by_hand(run: str, fresh: bool, env: Mapping[str, str], signals: Signals) -> int:
     platform = LocalPlatform()
-    spec = parse(platform.read(newest_spec(platform, run)))
+    spec = load(platform, run)
     with seated(platform, env, run, fresh) as seat, _journalled(platform, seat.place) as journal:
         assert seat.began is not None, "by hand an attempt is begun here"
         journal.write(seat.began, durable=True)

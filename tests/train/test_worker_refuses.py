@@ -66,6 +66,23 @@ def test_a_misspelt_key(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[st
     assert not pathlib.Path(run, "commits").exists()
 
 
+@pytest.mark.parametrize(("text", "said"), [("[model\n", "config.bad_value"), ("seed = -1\n", "seed is -1")])
+def test_a_broken_spec(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+    """A spec that is no TOML, or whose seed is no seed, is refused with its path."""
+    run = make_run(tmp_path / "run", "nowhere")
+    pathlib.Path(run, "spec", "0001.toml").write_text(text)
+    message = refused(capsys, run, PACKTRAIN_RUN=run, PACKTRAIN_FRESH="1")
+    assert said in message and "0001.toml" in message
+
+
+def test_an_unreadable_spec(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A spec that is there and cannot be read now may be readable later: 75, and its path."""
+    pathlib.Path(tmp_path, "spec", "0001.toml").mkdir(parents=True)
+    assert main([str(tmp_path), "--fresh"], {}) == 75
+    said = capsys.readouterr().err
+    assert "run.unusable" in said and "0001.toml" in said and "Traceback" not in said
+
+
 def test_more_ranks_by_hand(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By hand there is one process."""
     run = make_run(tmp_path / "run", "nowhere")

@@ -36,7 +36,7 @@ from tests.train import rig
 SPEC = rig.with_train(rig.SPEC, steps=1_000_000)
 CALLS = 6
 """Orders and signals come within so many polls of an episode."""
-WAIT_S_MAX = 0.01
+WAIT_S_MAX = 0.005
 
 
 class Scaled(LocalPlatform):
