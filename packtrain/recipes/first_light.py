@@ -22,12 +22,12 @@ def first_light(vocab: int = VOCAB) -> RunSpec:
     """The complete configuration; `packtrain first-light` only adds the store and the number of steps."""
     return RunSpec(
         recipe="first-light",
-        model=ModelConfig(vocab=vocab, layers=6, embed=256, heads=4, kv_heads=2, head=64, mlp=704),
-        optim=OptimConfig(learning_rate=3e-3, warmup_steps=60, schedule="wsd", decay_fraction=0.3),
+        model=ModelConfig(vocab=vocab, layers=4, embed=256, heads=4, kv_heads=2, head=64, mlp=704),
+        optim=OptimConfig(learning_rate=3e-3, warmup_steps=40, schedule="wsd", decay_fraction=0.5),
         train=TrainConfig(
             steps=1000, minutes_max=MINUTES_MAX, eval_every_steps=250,
             sample_prompts=("def ", "class ", "import "), sample_tokens=96,
         ),
-        data=DataConfig(batch_rows=16, length=256),
+        data=DataConfig(batch_rows=8, length=256),
         checkpoint=CheckpointConfig(every_s=60.0),
     )
