@@ -130,7 +130,7 @@ class Saver:
         """Saves that found no free buffer, or the carrier busy or gone."""
         self.skip_reason = ""
         """Of the latest one."""
-        self._platform = platform
+        self._platform, self._folder = platform, where.path
         self._client = client
         self._attempt = attempt
         self._writer = writer
@@ -209,6 +209,8 @@ class Saver:
         for buffer in self._buffers:
             if not buffer.held:
                 buffer.renew(self._platform)
+        with suppress(OSError):
+            self._platform.rmdir(self._folder)  # refused while it holds anything
         self._client.close()
 
     # --- pieces of save ---

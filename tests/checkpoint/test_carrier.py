@@ -240,6 +240,23 @@ def test_all_writers_must_answer(tmp_path):
         rig.close()
 
 
+def test_the_last_saver_that_closes_takes_the_folder_of_buffers_away(tmp_path):
+    """Nothing stays in memory of a run that ended; while another writer's buffers lie there, the folder stays."""
+    rig = Rig(str(tmp_path), ("r00000", "r00001"))
+    try:
+        a, b = rig.saver("r00000"), rig.saver("r00001")
+        pieces = small_state(1, 10)
+        a.save(10, pieces[:1], {})
+        b.save(10, pieces[1:], {})
+        assert one(a.wait_all(LONG_S)).commit == one(b.wait_all(LONG_S)).commit == 2
+        a.close()
+        assert os.path.isdir(f"{rig.folder}/buffers")
+        b.close()
+        assert not os.path.exists(f"{rig.folder}/buffers")
+    finally:
+        rig.close()
+
+
 def test_a_missing_writer_fails_the_save_at_its_deadline(tmp_path):
     """A save whose other writer never answers fails at its deadline, naming that writer."""
     rig = Rig(str(tmp_path), ("r00000", "r00001"))
