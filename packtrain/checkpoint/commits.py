@@ -80,7 +80,7 @@ class CommitLog:
             raise self._unknown(f"record {number} cannot be read: {error}", path) from error
         record = parse_record(data)
         if record is None or record.number != number:
-            raise self._unknown(f"record {number} is damaged", path)
+            raise self._damaged(f"record {number} is damaged", path)
         return record
 
     def head(self) -> int:
@@ -111,7 +111,7 @@ class CommitLog:
         while number:
             commit = self._must_read(number)
             if not 0 <= commit.parent < number:
-                raise self._unknown(f"record {number} claims to follow {commit.parent}", self.path(number))
+                raise self._damaged(f"record {number} claims to follow {commit.parent}", self.path(number))
             yield commit
             number = commit.parent
 
@@ -128,7 +128,7 @@ class CommitLog:
     def _must_read(self, number: int) -> Commit:
         commit = self.read(number)
         if commit is None:
-            raise self._unknown(f"record {number} is gone", self.path(number))
+            raise self._damaged(f"record {number} is gone", self.path(number))
         return commit
 
     def _require_folder(self) -> None:
@@ -286,6 +286,11 @@ class CommitLog:
 
     def _unknown(self, what: str, where: str) -> CommitUnknown:
         return CommitUnknown(what, where=where, fix="see that the disk is there, writable and not full; then try again")
+
+    def _damaged(self, what: str, where: str) -> CommitUnknown:
+        return CommitUnknown(
+            what, where=where, fix="restore this file from a copy of the run folder, or start another run with --new"
+        )
 
     def _stale(self, what: str, fix: str) -> CommitStale:
         return CommitStale(what, where=self._folder, fix=fix)

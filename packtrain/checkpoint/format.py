@@ -37,6 +37,9 @@ ALIGN_BYTES = 64
 MANIFEST = "manifest.json"
 TENSORS_MAX = 1 << 20
 DIMS_MAX = 32
+DAMAGED_FIX = (
+    "resume the run: it goes back by itself to an older save that is whole; where none is, start another with --new"
+)
 
 DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {
     "float64": ("F64", np.dtype(np.float64)),
@@ -367,4 +370,4 @@ def check_placed(placed: PlacedBox, spec: TensorSpec | None, image_bytes: int, w
 
 
 def _damaged(what: str, where: str) -> CheckpointDamaged:
-    return CheckpointDamaged(what, where=where, fix="begin an attempt from an earlier commit; this one stays as it is")
+    return CheckpointDamaged(what, where=where, fix=DAMAGED_FIX)

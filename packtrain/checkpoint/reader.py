@@ -305,4 +305,4 @@ def _unreadable(error: OSError, path: str) -> CheckpointUnreadable:
 
 
 def _damaged(what: str, where: str) -> CheckpointDamaged:
-    return CheckpointDamaged(what, where=where, fix="begin an attempt from an earlier commit; this one stays as it is")
+    return CheckpointDamaged(what, where=where, fix=fmt.DAMAGED_FIX)

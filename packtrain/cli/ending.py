@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -9,14 +10,15 @@ from typing import Any
 
 import typer
 
-from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, EXIT_OURS, PacktrainError
+from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, EXIT_OURS, AgainError, PacktrainError
 
 
 def end(command: Callable[[], Any]) -> int:
     """Run `command`; its int result, or the exit code of what it raised, after saying what that was."""
     try:
         result = command()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: it was closed before we began, and nobody wants to read
+            sys.stdout.flush()
     except PacktrainError as error:
         complain(error.render())
         return error.exit_code
@@ -24,15 +26,32 @@ def end(command: Callable[[], Any]) -> int:
         complain("interrupted; the same command goes on from what is done")
         return EXIT_AGAIN
     except (BrokenPipeError, SystemExit):  # the parser, too, leaves when nobody reads its help any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again when it flushes
+        _silence()
         return EXIT_DONE
     except Exception as error:
+        if isinstance(error, OSError) and _is_full(error):
+            complain(AgainError(f"output cannot be written: {error.strerror}").render())
+            return EXIT_AGAIN
         return _usage(error) if hasattr(error, "show") and hasattr(error, "exit_code") else _bug(error)
     return result if isinstance(result, int) else EXIT_DONE
 
 
 def complain(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+def _is_full(error: OSError) -> bool:
+    """Whether a disk is full under what was written, most likely stdout: an open file is refused without its name."""
+    if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return False
+    _silence()
+    return True
+
+
+def _silence() -> None:
+    """What still waits for stdout goes nowhere, or Python complains again when it flushes at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: Any) -> int:

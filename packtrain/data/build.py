@@ -168,7 +168,7 @@ def build(platform: Platform, paths: Sequence[str], out: str, options: BuildOpti
 
 
 def _request(paths: Sequence[str], options: BuildOptions, progress: Progress) -> Request:
-    """One walk over the names of all files. Raises CorpusMissing, CorpusEmpty."""
+    """One walk over the names of all files. Raises CorpusMissing, CorpusEmpty, CorruptInput."""
     progress("list", 0, 0)
     listing = Listing(paths, options.suffixes)
     chosen = [getattr(options, name) for name in RESULT_OPTIONS]
@@ -326,7 +326,7 @@ class _Job:
                 raise CorpusEmpty(
                     "the corpus cannot be split: no document, with its near-duplicates, is at most half of it",
                     where=f"{distinct_bytes} bytes of distinct text",
-                    fix="add documents, lower document_bytes_max, or hold nothing out (held_out_fraction=0)",
+                    fix="add documents, lower --document-bytes-max, or hold nothing out: --held-out-fraction 0",
                 )
             self._platform.write_replacing(path, seal(chosen))
         return read_card(self._platform, path, Split)[0]

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from packtrain.core.errors import CorpusMissing
+from packtrain.core.errors import CorpusMissing, CorruptInput
 
 Kind = Literal["text", "jsonl", "parquet"]
 
@@ -65,7 +65,7 @@ class Listing:
         self.ignored = 0
 
     def __iter__(self) -> Iterator[Found]:
-        """Raises CorpusMissing for a path that is not there."""
+        """Raises CorpusMissing for a path that is not there, CorruptInput for a name that is no UTF-8."""
         for path in self._paths:
             if not os.path.exists(path):
                 raise CorpusMissing("there is nothing here", where=path, fix="name a file or a folder that exists")
@@ -92,8 +92,15 @@ class Listing:
 
 
 def _found(path: str, kind: Kind) -> Found:
-    stat = os.stat(path)
-    return Found(os.path.abspath(path), kind, stat.st_size, stat.st_mtime_ns)
+    stat, whole = os.stat(path), os.path.abspath(path)
+    try:
+        whole.encode()
+    except UnicodeEncodeError:
+        raise CorruptInput(
+            "the name of this file, or of a folder around it, is not UTF-8",
+            where=os.fsencode(whole).decode(errors="backslashreplace"), fix="rename it, or move it elsewhere",
+        ) from None
+    return Found(whole, kind, stat.st_size, stat.st_mtime_ns)
 
 
 def units(files: Iterator[Found], unit_bytes: int, piece_bytes: int) -> Iterator[tuple[Item, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from packtrain.core.errors import EXIT_CONFIG, EXIT_DONE
 from packtrain.core.journal import Entry
 from packtrain.core.records import (
     AttemptBegan,
@@ -39,6 +40,7 @@ class Attempt:
     last_ns: int
     step: int = -1
     """Steps completed when it was last heard of."""
+    asked_to_stop: bool = False
     ended: bool = False
     exit_code: int = 0
     reason: str = ""
@@ -115,6 +117,8 @@ class Facts:
                 self.saves.append(record)
             case OrderGiven():
                 self.orders.append(record)
+                if record.word == "stop" and self.attempts:
+                    self.attempts[-1].asked_to_stop = True
             case ErrorSeen():
                 self.errors.append(record)
             case GuardVerdict():
@@ -139,7 +143,10 @@ class Facts:
 
     @property
     def state(self) -> str:
-        """done, or how the last attempt ended; `running` where it has not (or was cut off without a word)."""
+        """done, or how the last attempt ended; `running` where it has not (or was cut off without a word).
+
+        An attempt that was asked to stop is stopped, killed or not; one that ends with 75 unasked has failed.
+        """
         if self.done is not None:
             return "done"
         if not self.attempts:
@@ -147,7 +154,9 @@ class Facts:
         last = self.attempts[-1]
         if not last.ended:
             return "running"
-        return "stopped" if last.exit_code == 75 else "done" if last.exit_code == 0 else "failed"
+        if last.exit_code == EXIT_DONE:
+            return "done"
+        return "stopped" if last.asked_to_stop and last.exit_code != EXIT_CONFIG else "failed"
 
     @property
     def step(self) -> int:

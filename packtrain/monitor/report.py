@@ -187,13 +187,16 @@ def _speed(facts: Facts) -> list[str]:
 
 
 def _attempts(facts: Facts) -> list[str]:
-    return ["attempts", *(f"  {_attempt(attempt)}" for attempt in facts.attempts)] if facts.attempts else []
+    if not facts.attempts:
+        return []
+    return ["attempts", *(f"  {_attempt(one, one is facts.attempts[-1])}" for one in facts.attempts)]
 
 
-def _attempt(attempt: Attempt) -> str:
+def _attempt(attempt: Attempt, last: bool) -> str:
+    """One line. Where another attempt began after it, it is over, written down or not."""
     start = "fresh" if attempt.restore_step < 0 else f"from step {attempt.restore_step}"
     reached = f"to step {attempt.step}" if attempt.step >= 0 else "no step"
-    end = "no end is written: running, or cut off"
+    end = "no end is written: running, or cut off" if last else "no end is written: cut off"
     if attempt.ended:
         end = f"{_line(attempt.reason)} ({attempt.exit_code})"
     return f"{attempt.attempt:>3}  {start:<14} {reached:<13} {duration_text(attempt.wall_ns / NS):>7}  {end}"

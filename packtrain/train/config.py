@@ -30,8 +30,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Sliding window in tokens; 0: none."""
 
     def __post_init__(self) -> None:
-        if min(self.vocab, self.layers, self.embed, self.heads, self.kv_heads, self.head, self.mlp) < 1:
-            raise Contradiction("every size of a model is at least 1", where="model", fix="raise the one that is 0")
+        for name in ("vocab", "layers", "embed", "heads", "kv_heads", "head", "mlp"):
+            if (size := getattr(self, name)) < 1:
+                raise Contradiction(
+                    f"{name} is {size}; every size of a model is at least 1", where=f"model.{name}",
+                    fix=f"set model.{name}={128 if name == 'vocab' else 1}, or more",
+                )
         if self.vocab % 128:
             raise Contradiction(
                 f"vocab {self.vocab} is not a multiple of 128", where="model.vocab",

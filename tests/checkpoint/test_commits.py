@@ -102,8 +102,9 @@ def test_every_damaged_byte_makes_a_record_unknown():
     assert parse_record(whole + b"\n") is None
     platform, log = fresh()
     platform.write_new(log.path(1), whole[:-2])
-    with pytest.raises(CommitUnknown, match="damaged"):
+    with pytest.raises(CommitUnknown, match="damaged") as caught:
         begin(log)
+    assert caught.value.where == log.path(1) and "from a copy" in caught.value.fix and "--new" in caught.value.fix
 
 
 def test_a_record_under_another_number_is_unknown():

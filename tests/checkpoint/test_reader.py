@@ -294,8 +294,9 @@ def test_a_later_format_says_so():
 def test_a_hostile_folder_in_a_record_is_refused(folder):
     """A record whose folder is not that of its step and attempt opens nothing."""
     platform, commit = tiny()
-    with pytest.raises(CheckpointDamaged, match="is not the folder"):
+    with pytest.raises(CheckpointDamaged, match="is not the folder") as caught:
         open_checkpoint(platform, RUN, msgspec.structs.replace(commit, folder=folder))
+    assert "goes back by itself" in caught.value.fix and "--new" in caught.value.fix
 
 
 def test_restore_wants_the_digest_that_was_chosen():

@@ -102,6 +102,16 @@ def test_a_closed_pipe_is_no_error(tmp_path: pathlib.Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(("redirect", "expected"), [(">/dev/full", 75), (">&-", 0)])
+def test_an_output_that_takes_nothing(tmp_path: pathlib.Path, redirect: str, expected: int) -> None:
+    """A full output ends in one line and 75, a closed one quietly; neither is our fault."""
+    command = ["bash", "-c", f'"$0" -m packtrain --version {redirect}', sys.executable]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == expected, done.stderr
+    said_lines = done.stderr.splitlines()
+    assert len(said_lines) == (expected == 75) and all("No space left" in line for line in said_lines)
+
+
 BASE_ONLY = """
 import sys
 from importlib.machinery import PathFinder

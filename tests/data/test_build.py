@@ -276,12 +276,22 @@ def test_nothing_to_build(tmp_path: pathlib.Path) -> None:
     with pytest.raises(CorpusEmpty, match="no text"):
         make([str(tmp_path / "folder")], tmp_path / "out")
     (tmp_path / "folder" / "a.txt").write_bytes(b"one document\n")
-    with pytest.raises(CorpusEmpty, match="cannot be split"):
+    with pytest.raises(CorpusEmpty, match="cannot be split") as caught:
         make([str(tmp_path / "folder")], tmp_path / "out")
+    assert "--document-bytes-max" in caught.value.fix and "--held-out-fraction 0" in caught.value.fix
     assert not (tmp_path / "out").exists()
     card = make([str(tmp_path / "folder")], tmp_path / "out", held_out_fraction=0.0)
     assert (card.train.documents, card.held_out.documents) == (1, 0)
     assert card.held_out.xz_files_bits_per_byte is None
+
+
+def test_a_name_that_is_no_utf8_is_refused(tmp_path: pathlib.Path) -> None:
+    """A file whose name is no text cannot be written into a card: it is named with escapes."""
+    with open(os.fsencode(tmp_path) + b"/bad\xff.txt", "wb") as file:
+        file.write(b"one document\n")
+    with pytest.raises(CorruptInput, match="name") as caught:
+        make([str(tmp_path)], tmp_path / "out")
+    assert caught.value.where.endswith("bad\\xff.txt") and "rename" in caught.value.fix
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -159,13 +159,24 @@ def test_a_card_that_is_none_is_left_out(tmp_path: pathlib.Path, card: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("end", "state"),
-    [(None, "running"), ((75, "as asked"), "stopped"), ((78, "refused"), "failed"), ((-9, "killed"), "failed")],
+    ("asked", "exit_code", "state"),
+    [(True, None, "running"), (True, 75, "stopped"), (True, -9, "stopped"), (True, 78, "failed"), (True, 0, "done"),
+     (False, 75, "failed"), (False, -9, "failed")],
 )
-def test_state_of_a_run(end: tuple[int, str] | None, state: str) -> None:
-    """The state is that of the last attempt: running without an end, stopped after 75, failed after anything else."""
-    ended = [] if end is None else [(12.0, AttemptEnded(attempt=1, exit_code=end[0], reason=end[1]))]
-    assert fold(told((10.0, AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1)), *ended)).state == state
+def test_state_of_a_run(asked: bool, exit_code: int | None, state: str) -> None:
+    """The state is that of the last attempt: without an end running, stopped where that was asked, else failed."""
+    ended = [] if exit_code is None else [(12.0, AttemptEnded(attempt=2, exit_code=exit_code, reason="over"))]
+    order = (11.0, OrderGiven(order=1, word="stop", reason="SIGINT"))
+    began = [(float(n), AttemptBegan(attempt=n, commit=n, parent=0, restore_step=-1)) for n in (1, 2)]
+    first = [began[0], (1.5, order[1]), (1.8, AttemptEnded(attempt=1, exit_code=75, reason="stopped"))]
+    assert fold(told(*first, began[1], *([order] if asked else []), *ended)).state == state
+
+
+def test_an_attempt_before_another_is_cut_off() -> None:
+    """Without a written end an attempt may be running only while none began after it."""
+    began = [(n * 10.0, AttemptBegan(attempt=n, commit=n, parent=0, restore_step=-1)) for n in (1, 2)]
+    first, second = (line for line in render(sources(*began)).splitlines() if "no end is written" in line)
+    assert first.endswith(": cut off") and second.endswith("running, or cut off")
 
 
 def test_seconds_of_another_boot_are_not_mixed_in() -> None:

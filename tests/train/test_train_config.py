@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from packtrain.core.errors import Contradiction
-from packtrain.train.config import GuardConfig, OptimConfig, TrainConfig
+from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,13 @@ def test_rates_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(Contradiction, match=f"{name} is .* outside") as refused:
         OptimConfig(**{name: value})
     assert refused.value.where == f"optim.{name}" and f"optim.{name}=" in refused.value.fix
+
+
+def test_a_size_below_one_is_refused_by_name() -> None:
+    """The first size that is none is named, with its value."""
+    with pytest.raises(Contradiction, match="layers is -1") as refused:
+        ModelConfig(layers=-1, heads=0)
+    assert refused.value.where == "model.layers" and "model.layers=" in refused.value.fix
 
 
 @pytest.mark.parametrize("name", ["eval_every_steps", "eval_rows_max", "sample_tokens", "sample_temperature"])
