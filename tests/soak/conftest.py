@@ -41,5 +41,5 @@ def undisturbed(
     """The final state of a run of STEPS steps that nobody touched."""
     with trial(tmp_path_factory.mktemp("undisturbed"), store, cache, STEPS) as run:
         run.start()
-        assert run.finish(300) == 0, run.said()
+        assert run.finish(600) == 0, run.said()
         return run.final()

@@ -24,6 +24,8 @@ LANES = 2
 """Runs at a time; a start of JAX keeps about one core busy."""
 ENDING_S = 120
 """Left of the session's time to let the last runs end."""
+HANG_S = 600
+"""Nothing that goes on takes this long, however busy the machine."""
 TARGETS = ("worker", "worker", "worker", "carrier", "foreground")
 MOMENTS = {"at any moment": 3, "in a save": 10, "after a save": 7}
 """How often each is chosen. At any moment: also before the trainer's first step."""
@@ -33,17 +35,16 @@ ANY_S, IN_S, AFTER_S = 5.0, 0.05, 0.3
 class Killer:
     """Kills one run again and again and checks after each kill."""
 
-    def __init__(self, run: Trial, seed: int) -> None:
-        self.run, self.dice = run, random.Random(seed)
-        self.counts: Counter[str] = Counter()
+    def __init__(self, run: Trial, seed: int, counts: Counter[str]) -> None:
+        self.run, self.dice, self.counts = run, random.Random(seed), counts
         self.known: list[Commit] = []
 
     def work(self, kills: int, clock: SoakClock) -> None:
-        """Until the run is done; after `kills` it is left in peace."""
+        """Until the run is done; once `kills` were counted it is left in peace."""
         self.run.start()
         while not self.done():
             if self.counts["kills"] >= kills or clock.left_s() < ENDING_S:
-                self.run.finish(ENDING_S)
+                self.run.finish(HANG_S)
             elif self.strike():
                 self.check()
         self.check()
@@ -77,7 +78,7 @@ class Killer:
 
     def wait_for(self, ready: Callable[[], bool], what: str) -> None:
         """Until it is so, or the run has ended."""
-        for _ in self.run.looks(120, what):
+        for _ in self.run.looks(HANG_S, what):
             if ready() or self.done():
                 return
 
@@ -128,9 +129,7 @@ class Lane:
             if self.counts["kills"] >= kills or clock.left_s() < 2 * ENDING_S:
                 return
             with trial(self.folder / str(n), self.store, self.cache, STEPS) as run:
-                killer = Killer(run, self.seed + 1000 * n)
-                killer.work(kills - self.counts["kills"], clock)
-                self.counts += killer.counts
+                Killer(run, self.seed + 1000 * n, self.counts).work(kills, clock)
                 self.finals.append(run.final())
 
 
@@ -143,12 +142,14 @@ def test_killed_trainers_lose_nothing(
     """Through 200 kills of worker, carrier and foreground no published save is lost or damaged, every attempt begins at
     the newest one, and each run ends with the bits of a run that nobody touched."""
     lanes = [Lane(tmp_path / str(i), store, cache, seed=i) for i in range(LANES)]
-    with ThreadPoolExecutor(LANES) as pool:
-        for done in [pool.submit(lane.work, KILLS // LANES, soak_clock) for lane in lanes]:
-            done.result()
-    counts = sum((lane.counts for lane in lanes), Counter())
-    finals = [final for lane in lanes for final in lane.finals]
-    notes.append(f"kills: {dict(counts)} over {len(finals)} runs")
+    try:
+        with ThreadPoolExecutor(LANES) as pool:
+            for done in [pool.submit(lane.work, KILLS // LANES, soak_clock) for lane in lanes]:
+                done.result()
+    finally:
+        counts = sum((lane.counts for lane in lanes), Counter())
+        finals = [final for lane in lanes for final in lane.finals]
+        notes.append(f"kills: {dict(counts)} over {len(finals)} runs that ended")
     assert finals and all(final == undisturbed for final in finals)
     if counts["kills"] < KILLS:
         notes.append(f"not run: {KILLS - counts['kills']} of {KILLS} kills, the session's time was used up")

@@ -13,11 +13,11 @@ from tests.soak.conftest import STEPS
 from tests.soak.trial import Trial, trial
 
 STALL_S = 30
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 def wait_for_step(run: Trial, step: int) -> None:
-    for _ in run.looks(120, f"step {step}"):
+    for _ in run.looks(300, f"step {step}"):
         if steps_done(run) >= step:
             return
 
@@ -32,7 +32,7 @@ def attempts(run: Trial) -> int:
 
 def freeze_mid_save(run: Trial) -> None:
     """SIGSTOP the carrier while it has a folder that is not published yet."""
-    for _ in run.looks(120, "a save in flight"):
+    for _ in run.looks(300, "a save in flight"):
         if run.unpublished():
             run.send("carrier", signal.SIGSTOP)
             if run.unpublished():
@@ -53,7 +53,7 @@ def test_a_frozen_carrier_costs_no_run(
         assert steps_done(run) > before
         assert len(run.saves()) == saves
         run.send("carrier", signal.SIGCONT)
-        assert run.finish(200) == EXIT_DONE, run.said()
+        assert run.finish(500) == EXIT_DONE, run.said()
         assert attempts(run) == 1
         assert len(run.saves()) > saves
         assert run.final() == undisturbed
@@ -72,7 +72,7 @@ def test_a_frozen_foreground_costs_nothing(
         run.platform.sleep(STALL_S)
         assert len(run.saves()) > before
         run.send("foreground", signal.SIGCONT)
-        assert run.finish(200) == EXIT_DONE, run.said()
+        assert run.finish(500) == EXIT_DONE, run.said()
         assert attempts(run) == 1
         assert run.final() == undisturbed
 
@@ -89,6 +89,6 @@ def test_a_frozen_worker_is_replaced(
         run.send("worker", signal.SIGSTOP)
         run.platform.sleep(STALL_S)
         assert not frozen.is_running() or frozen.status() == "zombie"
-        assert run.finish(200) == EXIT_DONE, run.said()
+        assert run.finish(500) == EXIT_DONE, run.said()
         assert attempts(run) == 2
         assert run.final() == undisturbed
