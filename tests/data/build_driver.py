@@ -61,6 +61,7 @@ def peak_bytes() -> int:
 def main() -> None:
     order = json.loads(sys.argv[1])
     options = msgspec.convert(order["options"], BuildOptions)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
     progress = Signalled(order.get("stages", 0), order.get("signal", signal.SIGKILL))
 
     def run() -> str:
