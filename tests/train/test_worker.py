@@ -121,10 +121,11 @@ def test_by_hand_from_the_first_step_to_the_last(
     killed_at = last_step(run)
 
     worker = started(run)
-    worker.until(lambda: last_step(run) > killed_at)
+    worker.until(lambda: len(found(run, AttemptBegan)) == 2)
     second = started(run)
     assert second.end() == 78
     assert f"process {worker.process.pid}" in second.log.read_text() and "run.held" in second.log.read_text()
+    worker.until(lambda: last_step(run) > killed_at)
     worker.process.send_signal(signal.SIGTERM)
     assert worker.end() == 75, worker.log.read_text()
     assert "run.stopped_on_request" in worker.log.read_text()
