@@ -33,7 +33,8 @@ from packtrain.recipes.spec import RunSpec
 from packtrain.train.sample import generate
 from tests.train import rig
 
-STEPS, DEADLINE_S = 300, 240
+STEPS, EVERY_STEPS, DEADLINE_S = 600, 200, 240
+"""Saves are so far apart that what is seen of one can be acted on before the next."""
 LINES = [f"line {n} of a small text with the number {n * n} in it\n" for n in range(2000)]
 
 
@@ -49,7 +50,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return out
 
 
-def make_run(folder: pathlib.Path, corpus: str, steps: int = STEPS, every_steps: int = 20) -> str:
+def make_run(folder: pathlib.Path, corpus: str, steps: int = STEPS, every_steps: int = EVERY_STEPS) -> str:
     spec = RunSpec(
         recipe="test", seed=3, model=rig.SPEC.model, optim=rig.SPEC.optim,
         train=rig.TrainConfig(steps=steps, eval_every_steps=0, sample_prompts=("line ",), sample_tokens=8),
@@ -103,6 +104,10 @@ def found(run: str, kind: type) -> list:
     return [e.record for e in read_folder(LocalPlatform(), f"{run}/journal").entries if isinstance(e.record, kind)]
 
 
+def last_saved(run: str) -> int:
+    return max((s.step for s in found(run, SaveDone) if s.commit), default=0)
+
+
 def last_step(run: str) -> int:
     return max((r.step for r in found(run, StepDone)), default=0)
 
@@ -115,7 +120,7 @@ def test_by_hand_from_the_first_step_to_the_last(
     a repeated step has the same loss, and at the end the evaluation, a sample and TrainingDone are there."""
     run = make_run(tmp_path / "run", corpus)
     worker = started(run, "--fresh")
-    worker.until(lambda: any(s.commit for s in found(run, SaveDone)))
+    worker.until(lambda: 0 < last_saved(run) < last_step(run))
     worker.process.kill()
     worker.end()
     killed_at = last_step(run)
