@@ -130,12 +130,11 @@ def test_bias_correction_counts_applied_updates() -> None:
 
 
 def test_schedules_read_step() -> None:
-    """A skipped batch uses up its place in the schedule: warmup of 2 steps is over after one update and one skip."""
-    state = placed(fresh(), mesh_of())
-    state, first = take(state, packed_rows(0))
-    state, _ = take(state, packed_rows(1), Command.SKIP)
-    state, third = take(state, packed_rows(2))
-    np.testing.assert_allclose([first.learning_rate, third.learning_rate], [0.5e-2, 1e-2], rtol=1e-6)
+    """A skipped batch uses up its place in the schedule: after one, the first update is past half the warmup of 2."""
+    state, _ = take(placed(fresh(), mesh_of()), packed_rows(0), Command.SKIP)
+    state, out = take(state, packed_rows(1))
+    assert state.updates == 1
+    np.testing.assert_allclose(out.learning_rate, 1e-2, rtol=1e-6)
 
 
 def test_a_spike_is_judged_after_warmup_only() -> None:
