@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
 from packtrain.train.state import init_state
-from packtrain.train.step import Command, make_eval, make_step, place_batch, place_orders
+from packtrain.train.step import Command, make_step, place_batch, place_orders
 from tests.train.tiny import Rows, mesh_of
 
-SYMBOLS, LENGTH, ROWS, STEPS = 4, 64, 32, 250
+SYMBOLS, LENGTH, ROWS, STEPS = 4, 64, 16, 150
 
 
 class Chain:
@@ -39,7 +38,7 @@ class Chain:
 
 
 def test_loss_reaches_the_entropy_of_a_markov_chain() -> None:
-    """After 250 steps the loss on fresh text is within 2% of the chain's entropy rate, above or below."""
+    """After 150 steps the loss on fresh text is within 2% of the chain's entropy rate, above or below."""
     chain, mesh = Chain(1), mesh_of()
     model = ModelConfig(vocab=128, layers=2, embed=32, heads=2, kv_heads=2, head=16, mlp=64)
     optim, train = OptimConfig(learning_rate=1e-2, warmup_steps=20), TrainConfig(steps=STEPS)
@@ -47,6 +46,9 @@ def test_loss_reaches_the_entropy_of_a_markov_chain() -> None:
     orders = place_orders([0] * 4, mesh)
     for index in range(STEPS):
         state, _ = step(state, place_batch(chain.rows(index, ROWS), mesh, 1), orders, int(Command.RUN))
-    nll, weight = make_eval(model, train, mesh)(state.params, place_batch(chain.rows(10**6, 512), mesh, 1))
+    losses = []
+    for index in range(10**6, 10**6 + 16):
+        state, out = step(state, place_batch(chain.rows(index, ROWS), mesh, 1), orders, int(Command.PROBE))
+        losses.append(float(out.loss))
     assert state.updates == STEPS
-    np.testing.assert_allclose(jax.device_get(nll / weight), chain.entropy_nats(), rtol=0.02)
+    np.testing.assert_allclose(np.mean(losses), chain.entropy_nats(), rtol=0.02)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,13 +34,19 @@ def test_updates_equal_optax_adamw() -> None:
     matrices = {name: spec.is_matrix for name, spec in SPECS.items()}
     adamw = optax.adamw(3e-3, optim.beta1, optim.beta2, optim.epsilon, weight_decay=0.3, mask=matrices)
     theirs = optax.chain(optax.clip_by_global_norm(0.7), adamw)
-    mine = wanted = draws(0)
-    opt, their_opt = direction(optim).init(mine), theirs.init(wanted)
-    for seed in range(1, 6):
-        grads = draws(seed)
-        mine, opt = updated(mine, opt, grads, clip_factor(global_norm(grads), 0.7), SPECS, jnp.float32(3e-3), optim)
-        moves, their_opt = theirs.update(grads, their_opt, wanted)
-        wanted = optax.apply_updates(wanted, moves)
+
+    @jax.jit
+    def five_updates(start: Any, gradients: list[Any]) -> tuple[Any, Any]:
+        mine = wanted = start
+        opt, their_opt = direction(optim).init(start), theirs.init(start)
+        for grads in gradients:
+            factor = clip_factor(global_norm(grads), 0.7)
+            mine, opt = updated(mine, opt, grads, factor, SPECS, jnp.float32(3e-3), optim)
+            moves, their_opt = theirs.update(grads, their_opt, wanted)
+            wanted = optax.apply_updates(wanted, moves)
+        return mine, wanted
+
+    mine, wanted = five_updates(draws(0), [draws(seed) for seed in range(1, 6)])
     for name in SPECS:
         np.testing.assert_allclose(mine[name], wanted[name], rtol=1e-5, err_msg=name)
 

@@ -48,8 +48,8 @@ def test_weighted_nll_equals_log_softmax() -> None:
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
         return -(weights * picked).sum()
 
-    found, gradient = jax.value_and_grad(weighted_nll)(logits, targets, weights)
-    wanted, plain_gradient = jax.value_and_grad(plain)(logits)
+    found, gradient = jax.jit(jax.value_and_grad(weighted_nll))(logits, targets, weights)
+    wanted, plain_gradient = jax.jit(jax.value_and_grad(plain))(logits)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     np.testing.assert_allclose(gradient, plain_gradient, atol=1e-6)
     assert not gradient[:, 1].any()
@@ -58,7 +58,7 @@ def test_weighted_nll_equals_log_softmax() -> None:
 def test_rope_turns_pairs_of_halves() -> None:
     """Entry i and entry i + K/2 are one complex number, turned by position * theta^(-2i/K)."""
     x_BLHK, positions_BL = normal(0, 2, 5, 3, 8), jnp.asarray([[0, 1, 2, 3, 4], [7, 0, 1, 900, 2]])
-    found = rotate(x_BLHK, rope_table(positions_BL, 8, 100.0))
+    found = jax.jit(lambda x, at: rotate(x, rope_table(at, 8, 100.0)))(x_BLHK, positions_BL)
     numbers = np.asarray(x_BLHK[..., :4]) + 1j * np.asarray(x_BLHK[..., 4:])
     angles = np.asarray(positions_BL)[:, :, None, None] * 100.0 ** (-np.arange(4) / 4)
     wanted = numbers * np.exp(1j * angles)
