@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-EPISODES, RANKS, SEED = 100, 4, 20
+RANKS, SEED = 4, 20
 DEADLINE_S = 540
 """For all episodes together, on a machine many times too busy; a rank that hangs is killed then, and the test fails."""
 WORKER = pathlib.Path(__file__).with_name("words_worker.py")
@@ -23,22 +23,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def launch(folder: pathlib.Path, rank: int, port: int) -> subprocess.Popen[str]:
+def launch(folder: pathlib.Path, episodes: int, rank: int, port: int) -> subprocess.Popen[str]:
     env = os.environ | {
         "RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(pathlib.Path.cwd()),
     }
-    command = [sys.executable, str(WORKER), str(folder / "journal"), str(EPISODES), str(SEED)]
+    command = [sys.executable, str(WORKER), str(folder / "journal"), str(episodes), str(SEED)]
     with open(folder / f"{rank}.log", "w") as log:
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
 @pytest.mark.timeout(DEADLINE_S + 60)
-def test_all_ranks_stop_after_the_same_step(tmp_path: pathlib.Path) -> None:
-    """In 100 episodes of orders and SIGTERMs that reach four skewed ranks at random moments, all ranks make the same
+@pytest.mark.parametrize("episodes", [20, pytest.param(100, marks=pytest.mark.soak)])
+def test_all_ranks_stop_after_the_same_step(tmp_path: pathlib.Path, episodes: int) -> None:
+    """In 20 (or 100) episodes of orders and SIGTERMs that reach four skewed ranks at random moments, all ranks make the same
     number of calls and stop after the same step, and none hangs."""
     port = free_port()
-    world = [launch(tmp_path, rank, port) for rank in range(RANKS)]
+    world = [launch(tmp_path, episodes, rank, port) for rank in range(RANKS)]
     try:
         said = [process.communicate(timeout=DEADLINE_S)[0] for process in world]
     finally:
@@ -48,6 +49,6 @@ def test_all_ranks_stop_after_the_same_step(tmp_path: pathlib.Path) -> None:
     logs = [(tmp_path / f"{rank}.log").read_text()[-2000:] for rank in range(RANKS)]
     assert [process.returncode for process in world] == [0] * RANKS, logs
     told = [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in said]
-    assert [len(lines) for lines in told] == [EPISODES] * RANKS
+    assert [len(lines) for lines in told] == [episodes] * RANKS
     assert told[0] == told[1] == told[2] == told[3]
     assert all(line["step"] == line["state"] for line in told[0])
