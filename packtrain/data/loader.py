@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     """B rows of L tokens. `starts`, `ends`: the key interval [start, end) each query may see (site "self").
 
     `n_tokens`: targets of weight above 0. `n_bytes`: bytes of text they stand for; the end of a document stands for
-    none.
+    none. `damaged`: what was wrong with each row that was passed over (all of it weight 0).
     """
 
     tokens_BL: I32
@@ -43,6 +43,7 @@ class Batch(NamedTuple):
     ends_BL: I32
     n_bytes: int
     n_tokens: int
+    damaged: tuple[str, ...] = ()
 
 
 class Piece(NamedTuple):
@@ -62,6 +63,7 @@ class _Rows:
         self.targets = self.tokens.copy()
         self.weights = np.zeros((rows, length), np.float32)
         self.positions, self.starts, self.ends = (np.zeros((rows, length), np.int32) for _ in range(3))
+        self.damaged: list[str] = []
 
     def fill(self, row: int, store: Store, pieces: Sequence[Piece]) -> None:
         """Raises StoreDamaged before anything is written, so that a failed row stays padding."""
@@ -81,7 +83,7 @@ class _Rows:
         weighted = self.targets[self.weights > 0]
         return Batch(
             self.tokens, self.targets, self.weights, self.positions, self.starts, self.ends,
-            n_bytes=int(token_bytes[weighted].sum(dtype=np.int64)), n_tokens=len(weighted),
+            n_bytes=int(token_bytes[weighted].sum(dtype=np.int64)), n_tokens=len(weighted), damaged=tuple(self.damaged),
         )
 
 
@@ -121,13 +123,14 @@ class Loader:
             try:
                 filling.fill(slot, store, [Piece(*piece) for piece in packing.row(draw.window, draw.row)])
             except StoreDamaged as error:
-                self._note_damage((data_index, rows[slot]), error)
+                filling.damaged.append(self._noted((data_index, rows[slot]), error))
         return filling.batch(self.tokenizer.token_bytes)
 
-    def _note_damage(self, slot: tuple[int, int], error: StoreDamaged) -> None:
+    def _noted(self, slot: tuple[int, int], error: StoreDamaged) -> str:
         self.damaged[slot] = f"{error.where}: {error.what}"
         if len(self.damaged) > self._damaged_rows_max:
             raise error
+        return self.damaged[slot]
 
 
 def open_loader(config: DataConfig, seed: int, vocab: int, platform: Platform | None = None) -> Loader:

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from packtrain.core.contract import ORDER_LAG, Beats, Order, Word
-from packtrain.core.errors import GuardRollback, GuardStopped, StoppedOnRequest
+from packtrain.core.errors import GuardRollback, GuardStopped, StoppedOnRequest, StoreDamaged
 from packtrain.core.journal import Journal
 from packtrain.core.platform import Platform
 from packtrain.core.records import GuardVerdict, PhaseTotals, StepDone, TrainerStarted, TrainingDone
@@ -32,7 +32,7 @@ from packtrain.train.guard import Verdict
 from packtrain.train.heldout import HeldOut, bits_per_byte
 from packtrain.train.orders import Orders, Wire
 from packtrain.train.sample import Sampler
-from packtrain.train.saving import Saves, Standing
+from packtrain.train.saving import Saves, Standing, warning
 from packtrain.train.sections import Sections
 from packtrain.train.state import State, count_parameters
 from packtrain.train.step import Command, Out, Step, place_batch
@@ -370,6 +370,7 @@ class Loop:
         parts.beats.step_done(int(out.step))
         if parts.speaks:
             parts.journal.write(_step_record(flight.batch, out, seconds, parts))
+            self._report_damage(flight)
 
     def _report_start(self) -> None:
         parts, spec = self.parts, self.parts.spec
@@ -387,6 +388,13 @@ class Loop:
                 policy="used" if used else self.parts.spec.guard.policy,
                 digest=int(bad.digest), rerun_digest=int(again.digest),
             ))
+
+    def _report_damage(self, flight: Flight) -> None:
+        for text in flight.batch.damaged:
+            self.parts.journal.write(warning({
+                "name": StoreDamaged.name, "what": f"a row of batch {flight.index} was passed over", "where": text,
+                "fix": "build the store again, or copy it anew; the run counts on with weight 0 in its place",
+            }))
 
     def _report_phases_in_time(self) -> None:
         if self.parts.platform.boot_ns() - self._phases_ns >= PHASES_NS:

@@ -203,6 +203,7 @@ def test_allowed_damage_keeps_its_slot(tmp_path: pathlib.Path) -> None:
     kept = [row for row in range(64) if row not in lost]
     assert all(np.array_equal(batch[f][kept], whole[f][kept]) for f in range(6))
     assert batch.n_tokens == whole.n_tokens - 900 * len(lost)
+    assert not whole.damaged and len(batch.damaged) == len(lost) and "tokens.bin" in batch.damaged[0]
     assert same(loader.batch(0), batch)
     with pytest.raises(StoreDamaged):
         loader_of([store], rows=64, length=900, damaged_rows_max=len(lost) - 1).batch(0)

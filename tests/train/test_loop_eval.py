@@ -9,7 +9,7 @@ import pytest
 
 from packtrain.core.contract import Order, Word
 from packtrain.core.errors import StoppedOnRequest
-from packtrain.core.records import EvalDone, SampleDone, StepDone, TrainingDone
+from packtrain.core.records import ErrorSeen, EvalDone, SampleDone, StepDone, TrainingDone
 from packtrain.train.heldout import Sums
 from packtrain.train.orders import Orders
 from tests.train import rig
@@ -65,3 +65,20 @@ def test_stop_during_the_last_evaluation(tmp_path: pathlib.Path, poll: int) -> N
     attempt(folder, run).run()
     assert [r.step for r in rig.records(folder, StepDone)] == list(range(1, STEPS + 1))
     assert [r.step for r in rig.records(folder, TrainingDone)] == [STEPS]
+
+
+class Damaged(rig.Feed):
+    """Two rows of batch 2 could not be read."""
+
+    def get(self, index: int) -> rig.Batch:
+        return super().get(index)._replace(damaged=("s/tokens.bin: row 1", "s/tokens.bin: row 3") if index == 2 else ())
+
+
+def test_rows_passed_over_are_told(tmp_path: pathlib.Path) -> None:
+    """Each row that damage left out of a batch is one warning in the journal, with its batch and its file."""
+    folder = str(tmp_path)
+    rig.Attempt(folder, feed=Damaged(), held_out=HeldOut(), sampler=Sampler()).run()
+    told = [(seen.severity, seen.name, seen.where) for seen in rig.records(folder, ErrorSeen)]
+    wanted = ("s/tokens.bin: row 1", "s/tokens.bin: row 3")
+    assert told == [("warning", "data.store_damaged", where) for where in wanted]
+    assert "batch 2" in rig.records(folder, ErrorSeen)[0].what

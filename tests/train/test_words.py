@@ -36,8 +36,8 @@ def launch(folder: pathlib.Path, episodes: int, rank: int, port: int) -> subproc
 @pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize("episodes", [20, pytest.param(100, marks=pytest.mark.soak)])
 def test_all_ranks_stop_after_the_same_step(tmp_path: pathlib.Path, episodes: int) -> None:
-    """In 20 (or 100) episodes of orders and SIGTERMs that reach four skewed ranks at random moments, all ranks make the same
-    number of calls and stop after the same step, and none hangs."""
+    """In 20 (or 100) episodes of orders and SIGTERMs that reach four skewed ranks at random moments, all ranks make the
+    same number of calls and stop after the same step, and none hangs."""
     port = free_port()
     world = [launch(tmp_path, episodes, rank, port) for rank in range(RANKS)]
     try:
