@@ -150,6 +150,8 @@ def build(platform: Platform, paths: Sequence[str], out: str, options: BuildOpti
     """
     out = os.path.abspath(out)
     try:
+        if options.tokenizer not in ("bpe", "byte"):
+            read_tokenizer(platform, options.tokenizer)  # a wrong path is told at once, not after the reading
         request = _request(paths, options, progress)
         work = f"{out}.building-{request.fingerprint[:12]}"
         finished = _finished(platform, out, request)

@@ -343,6 +343,15 @@ def test_options_that_cannot_work() -> None:
         assert name in caught.value.where
 
 
+def test_a_tokenizer_that_is_not_there(tmp_path: pathlib.Path) -> None:
+    """Is refused before anything is read or written."""
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(CorpusMissing, match="no tokenizer") as caught:
+        make([str(tmp_path / "a.txt")], tmp_path / "out", tokenizer=str(tmp_path / "none.json"))
+    assert "none.json" in caught.value.where
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
 @pytest.mark.parametrize("normalizer", ["Strip", "Lowercase"])
 def test_a_tokenizer_that_loses_bytes(tmp_path: pathlib.Path, normalizer: str) -> None:
     """A tokenizer that changes the text, in length or not, is refused with the option that allows it; when allowed, the
