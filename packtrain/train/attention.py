@@ -13,11 +13,16 @@ MASKED = -1e30
 """A finite stand-in for minus infinity: a row with no key gives exp(0) * 0, never inf - inf."""
 
 
-def windowed(starts_BL: jax.Array, ends_BL: jax.Array, window: int) -> tuple[jax.Array, jax.Array]:
-    """The intervals cut to keys less than `window` positions away from their query (self-attention; 0: no cut)."""
+def windowed(
+    starts_BL: jax.Array, ends_BL: jax.Array, window: int, first: jax.Array | int = 0
+) -> tuple[jax.Array, jax.Array]:
+    """The intervals cut to keys less than `window` positions away from their query (self-attention; 0: no cut).
+
+    `first`: index among the keys of the first query here, where only a part of the queries is.
+    """
     if window == 0:
         return starts_BL, ends_BL
-    rows_L = jnp.arange(starts_BL.shape[1], dtype=starts_BL.dtype)
+    rows_L = first + jnp.arange(starts_BL.shape[1], dtype=starts_BL.dtype)
     return jnp.maximum(starts_BL, rows_L - window + 1), jnp.minimum(ends_BL, rows_L + window)
 
 

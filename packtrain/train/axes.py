@@ -1,13 +1,18 @@
 """Named dims of tensors, and the one table that maps them to mesh axes. Changing parallelism is changing that table.
 
 A *dim* belongs to a tensor, an *axis* to the mesh. No other file of model code names a mesh axis.
+
+Model and loss are written for one device and its pieces (`spread` lets every device run them). They say by dims where
+pieces meet: `gather` and `scatter_sum` are each other's gradient, and each is nothing where no axis cuts the dim. So
+the program's collectives are those written, on every mesh: no compiler chooses them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -26,8 +31,12 @@ TABLE: dict[str, tuple[str, ...]] = {
     # of activations; `stream` is embed where it is whole: in the residual stream, and in a weight gathered for use
     "rows": ("replica", "fsdp"),
     "length": ("context",),
+    # length where no head and no hidden unit is in sight: between the branches, in norms (arXiv:2205.05198)
+    "span": ("context", "tensor"),
+    "keys": (),
     "stream": (),
 }
+"""Mesh axes of a dim, the outermost first. `span` begins as `length` does, so a span lies inside its length."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +81,74 @@ def sharding(dims: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh) -> Named
                 fix=f"choose a size of {dim} that {pieces} divides, or a smaller "
                 f"{' or '.join(axes_of(dim, mesh))} axis",
             )
-    return NamedSharding(mesh, PartitionSpec(*(axes_of(dim, mesh) or None for dim in dims)))
+    return NamedSharding(mesh, place(dims, mesh))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def constrain(x: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
-    """`x`, to be laid out by the table at this point of the program (also its gradient)."""
+def place(dims: tuple[str, ...], mesh: Mesh) -> PartitionSpec:
+    """The piece of a tensor that a device holds, as `spread` and shard_map name it."""
+    return PartitionSpec(*(axes_of(dim, mesh) or None for dim in dims))
+
+
+def spread(local: Callable[..., Any], mesh: Mesh, given: tuple[Any, ...], gives: Any) -> Callable[..., Any]:
+    """`local`, run by every device on its own pieces; the result takes and gives whole tensors.
+
+    given, gives: trees of `place`. On one device it is `local` itself.
+    """
     if mesh.size == 1:
-        return x
-    return jax.lax.with_sharding_constraint(x, sharding(dims, x.shape, mesh))
+        return local
+    # Replication is not tracked: nothing differentiates through a sum over devices but where a gradient is written
+    # out (loss), and who holds a whole parameter adds its gradient by `summed_where_whole`.
+    return jax.shard_map(local, mesh=mesh, in_specs=given, out_specs=gives, check_vma=False)
+
+
+def _between(cut: str, wide: str, mesh: Mesh) -> tuple[str, ...]:
+    return tuple(axis for axis in axes_of(cut, mesh) if axis not in TABLE[wide])
+
+
+def gather(x: jax.Array, at: int, cut: str, wide: str, mesh: Mesh) -> jax.Array:
+    """`x`, whose position `at` is a piece of dim `cut`, with all of dim `wide` there (cut = "span", wide = "length").
+
+    Its gradient is `scatter_sum`.
+    """
+    axes = _between(cut, wide, mesh)
+    return jax.lax.all_gather(x, axes, axis=at, tiled=True) if axes else x
+
+
+def scatter_sum(x: jax.Array, at: int, wide: str, cut: str, mesh: Mesh) -> jax.Array:
+    """The sum of what the devices on `cut` hold, of which each keeps its piece. Its gradient is `gather`."""
+    axes = _between(cut, wide, mesh)
+    return jax.lax.psum_scatter(x, axes, scatter_dimension=at, tiled=True) if axes else x
 
 
 def gathered(weight: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
     """A weight made whole over the axes of `embed` just before use: what fully sharded data parallelism does."""
-    return constrain(weight, tuple("stream" if dim == "embed" else dim for dim in dims), mesh)
+    return gather(weight, dims.index("embed"), "embed", "stream", mesh) if "embed" in dims else weight
+
+
+def total(x: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
+    """The sum over all devices that hold different pieces of `dims`; not to be differentiated."""
+    axes = tuple(axis for dim in dims for axis in axes_of(dim, mesh))
+    return jax.lax.psum(x, axes) if axes else x
+
+
+def greatest(x: jax.Array, dim: str, mesh: Mesh) -> jax.Array:
+    """The maximum over all devices that hold different pieces of `dim`; not to be differentiated."""
+    axes = axes_of(dim, mesh)
+    return jax.lax.pmax(x, axes) if axes else x
+
+
+def summed_where_whole(gradient: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
+    """The gradient of a parameter, added over every axis that does not cut it: there each device saw other data."""
+    cut = {axis for dim in dims for axis in axes_of(dim, mesh)}
+    axes = tuple(axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in cut)
+    return jax.lax.psum(gradient, axes) if axes else gradient
+
+
+def first_of(dim: str, size: int, mesh: Mesh) -> jax.Array | int:
+    """Index in the whole dim of the first of the `size` elements that this device holds."""
+    axes = axes_of(dim, mesh)
+    return jax.lax.axis_index(axes) * size if axes else 0

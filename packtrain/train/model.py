@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
+from packtrain.train import axes
 from packtrain.train.attention import attend, windowed
-from packtrain.train.axes import ParamSpec, constrain, gathered
+from packtrain.train.axes import ParamSpec, gather, gathered, scatter_sum
 from packtrain.train.config import ModelConfig, TrainConfig
 from packtrain.train.matmul import project
 
@@ -27,7 +29,8 @@ Batch = Mapping[str, Any]
 Layer = Callable[[jax.Array, Tree], jax.Array]
 """(stream, weights of one layer) -> stream."""
 
-STREAM = ("rows", "length", "stream")
+GATHERED = "gathered"
+"""Name of a layer's weights as used: cast and whole."""
 
 
 def param_specs(model: ModelConfig) -> dict[str, Any]:
@@ -104,30 +107,43 @@ def attention_branch(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig
         q_BLHK = rms_norm(q_BLHK, w["q_norm"], model.norm_epsilon)
         k_BLGK = rms_norm(k_BLGK, w["k_norm"], model.norm_epsilon)
     q_BLHK, k_BLGK = rotate(q_BLHK, batch["rope"]), rotate(k_BLGK, batch["rope"])
-    starts_BL, ends_BL = windowed(batch["starts_BL"], batch["ends_BL"], model.window)
-    out_BLHK = attend(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL)
-    out_BLHK = constrain(out_BLHK, ("rows", "length", "heads", "head"), mesh)
-    return project(out_BLHK, w["out"], over=2)
+    k_BSGK, v_BSGK = (gather(x, 1, "length", "keys", mesh) for x in (k_BLGK, v_BLGK))
+    first = axes.first_of("length", x_BLD.shape[1], mesh)
+    starts_BL, ends_BL = windowed(batch["starts_BL"], batch["ends_BL"], model.window, first)
+    return project(attend(q_BLHK, k_BSGK, v_BSGK, starts_BL, ends_BL), w["out"], over=2)
 
 
-def mlp_branch(x_BLD: jax.Array, w: Tree, mesh: Mesh) -> jax.Array:
+def mlp_branch(x_BLD: jax.Array, w: Tree) -> jax.Array:
     """SwiGLU. Source: arXiv:2002.05202."""
-    hidden_BLM = jax.nn.silu(project(x_BLD, w["gate"])) * project(x_BLD, w["up"])
-    return project(constrain(hidden_BLM, ("rows", "length", "mlp"), mesh), w["down"])
+    return project(jax.nn.silu(project(x_BLD, w["gate"])) * project(x_BLD, w["up"]), w["down"])
 
 
 def block(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, mesh: Mesh) -> jax.Array:
-    """One layer: x plus attention of its norm, plus mlp of the norm of that."""
-    normed_BLD = rms_norm(x_BLD, w["attention_norm"], model.norm_epsilon)
-    x_BLD = constrain(x_BLD + attention_branch(normed_BLD, w, batch, model, mesh), STREAM, mesh)
-    normed_BLD = rms_norm(x_BLD, w["mlp_norm"], model.norm_epsilon)
-    return constrain(x_BLD + mlp_branch(normed_BLD, w, mesh), STREAM, mesh)
+    """One layer: x plus attention of its norm, plus mlp of the norm of that.
+
+    The stream holds a span of each row. A branch needs the whole length and has some of the heads (hidden units), so
+    its result is a part of a sum: gathered before, summed and cut again after (arXiv:2205.05198).
+    """
+
+    def normed(x_BLD: jax.Array, scale: jax.Array) -> jax.Array:
+        return gather(rms_norm(x_BLD, scale, model.norm_epsilon), 1, "span", "length", mesh)
+
+    part_BLD = attention_branch(normed(x_BLD, w["attention_norm"]), w, batch, model, mesh)
+    x_BLD = x_BLD + scatter_sum(part_BLD, 1, "length", "span", mesh)
+    return x_BLD + scatter_sum(mlp_branch(normed(x_BLD, w["mlp_norm"]), w), 1, "length", "span", mesh)
 
 
-def run_layers(x_BLD: jax.Array, layers: Tree, layer: Layer, train: TrainConfig) -> jax.Array:
-    """The stacked layers in turn, by scan (one compiled body) or unrolled (larger program, faster on CPU)."""
+def run_layers(x_BLD: jax.Array, layers: Tree, layer: Layer, train: TrainConfig, plain: bool) -> jax.Array:
+    """The stacked layers in turn, by scan (one compiled body) or unrolled (larger program, faster on CPU).
+
+    `plain`: weights are used as they are stored. Otherwise what a layer uses is never kept for the backward pass, but
+    made again: of all layers together it is the whole model, on every device.
+    """
     if train.remat == "full":
-        layer = jax.checkpoint(layer)
+        layer = jax.checkpoint(layer, prevent_cse=train.unroll)
+    elif not plain:
+        keep = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+        layer = jax.checkpoint(layer, policy=keep, prevent_cse=train.unroll)
     if not train.unroll:
         return jax.lax.scan(lambda x, w: (layer(x, w), None), x_BLD, layers)[0]
     for n in range(len(jax.tree.leaves(layers)[0])):
@@ -135,30 +151,54 @@ def run_layers(x_BLD: jax.Array, layers: Tree, layer: Layer, train: TrainConfig)
     return x_BLD
 
 
+def embed(table_VD: jax.Array, tokens_BL: jax.Array, mesh: Mesh) -> jax.Array:
+    """Each token's row of the table, [B, L, D] with a span of L."""
+    if not axes.axes_of("vocab", mesh):
+        return table_VD[tokens_BL]
+    # A device knows some rows and gives 0 for the others.
+    at_BL = tokens_BL - axes.first_of("vocab", len(table_VD), mesh)
+    known_BL = (at_BL >= 0) & (at_BL < len(table_VD))
+    rows_BLD = jnp.where(known_BL[..., None], table_VD[jnp.clip(at_BL, 0, len(table_VD) - 1)], 0)
+    return scatter_sum(rows_BLD, 1, "length", "span", mesh)
+
+
 def hidden(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> jax.Array:
-    """The normed residual stream above the last layer, [B, L, D] in the compute type."""
+    """The normed residual stream above the last layer, [B, L, D] in the compute type: this device's rows, whole length.
+
+    Takes a device's pieces of parameters and batch (see `axes.spread`).
+    """
     specs = param_specs(model)["layers"]
     compute = jnp.bfloat16 if train.precision == "bf16" else jnp.float32
     context = dict(batch) | {"rope": rope_table(batch["positions_BL"], model.head, model.rope_theta)}
 
     def layer(x_BLD: jax.Array, w: Tree) -> jax.Array:
         w = {name: gathered(w[name].astype(compute), specs[name].dims[1:], mesh) for name in w}
-        return block(x_BLD, w, context, model, mesh)
+        return block(x_BLD, checkpoint_name(w, GATHERED), context, model, mesh)
 
-    embedding_VD = gathered(params["embedding"], ("vocab", "embed"), mesh)
-    x_BLD = constrain(embedding_VD[batch["tokens_BL"]].astype(compute), STREAM, mesh)
-    x_BLD = run_layers(x_BLD, params["layers"], layer, train)
-    return rms_norm(x_BLD, gathered(params["final_norm"].astype(compute), ("embed",), mesh), model.norm_epsilon)
+    table_VD = gathered(params["embedding"], ("vocab", "embed"), mesh)
+    x_BLD = embed(table_VD, batch["tokens_BL"], mesh).astype(compute)
+    plain = mesh.size == 1 and compute == jnp.float32
+    x_BLD = run_layers(x_BLD, params["layers"], layer, train, plain)
+    scale_D = gathered(params["final_norm"].astype(compute), ("embed",), mesh)
+    return gather(rms_norm(x_BLD, scale_D, model.norm_epsilon), 1, "span", "length", mesh)
 
 
 def logits_of(x_BLD: jax.Array, params: Tree, model: ModelConfig, mesh: Mesh) -> jax.Array:
-    """Scores of every vocabulary entry, f32 [B, L, V]."""
+    """Scores of the vocabulary entries that this device knows, f32 [B, L, V]."""
     table_VD = params["embedding" if model.tied else "unembedding"].astype(x_BLD.dtype)
-    table_VD = gathered(table_VD, ("vocab", "embed"), mesh)
-    logits_BLV = project(x_BLD, table_VD.T, out=jnp.float32)
-    return constrain(logits_BLV, ("rows", "length", "vocab"), mesh)
+    return project(x_BLD, gathered(table_VD, ("vocab", "embed"), mesh).T, out=jnp.float32)
 
 
 def forward(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> jax.Array:
-    """Logits, f32 [B, L, V]. `batch` needs tokens_BL, positions_BL, starts_BL and ends_BL."""
-    return logits_of(hidden(params, batch, model, train, mesh), params, model, mesh)
+    """Logits, f32 [B, L, V]. `batch` needs tokens_BL, positions_BL, starts_BL and ends_BL. All tensors are whole."""
+
+    def local(params: Tree, batch: Batch) -> jax.Array:
+        return logits_of(hidden(params, batch, model, train, mesh), params, model, mesh)
+
+    given = places(model, mesh), axes.place(("rows", "length"), mesh)
+    return axes.spread(local, mesh, given, axes.place(("rows", "length", "vocab"), mesh))(params, batch)
+
+
+def places(model: ModelConfig, mesh: Mesh) -> Tree:
+    """The piece of each parameter that a device holds, for `axes.spread`."""
+    return jax.tree.map(lambda spec: axes.place(spec.dims, mesh), param_specs(model))

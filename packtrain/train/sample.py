@@ -22,7 +22,7 @@ from packtrain.core.records import SampleDone
 from packtrain.data.tokenizer import Tokenizer, load_tokenizer
 from packtrain.train import axes
 from packtrain.train.mesh import make_mesh
-from packtrain.train.model import Tree, hidden, logits_of
+from packtrain.train.model import Batch, Tree, hidden, logits_of, places
 from packtrain.train.saving import restore_params
 from packtrain.train.sections import Sections, load
 
@@ -37,6 +37,14 @@ def make_program(spec: Sections, mesh: Mesh) -> Callable[..., jax.Array]:
     are never drawn.
     """
 
+    def local(params: Tree, batch: Batch, at: jax.Array) -> jax.Array:
+        x_BLD = axes.gather(hidden(params, batch, spec.model, spec.train, mesh), 1, "length", "keys", mesh)
+        x_B1D = jax.lax.dynamic_slice_in_dim(x_BLD, at, 1, axis=1)
+        return logits_of(x_B1D, params, spec.model, mesh)[:, 0]
+
+    given = places(spec.model, mesh), axes.place(("rows", "length"), mesh), axes.place((), mesh)
+    score = axes.spread(local, mesh, given, axes.place(("rows", "vocab"), mesh))
+
     def generate(
         params: Tree, tokens_BL: jax.Array, filled: jax.Array, key: jax.Array, temperature: jax.Array, limit: jax.Array
     ) -> jax.Array:
@@ -45,9 +53,7 @@ def make_program(spec: Sections, mesh: Mesh) -> Callable[..., jax.Array]:
         batch = {"positions_BL": positions_BL, "starts_BL": jnp.zeros_like(positions_BL), "ends_BL": positions_BL + 1}
 
         def fill(at: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-            x_BLD = hidden(params, batch | {"tokens_BL": tokens_BL}, spec.model, spec.train, mesh)
-            x_B1D = jax.lax.dynamic_slice_in_dim(x_BLD, at - 1, 1, axis=1)
-            logits_BV = logits_of(x_B1D, params, spec.model, mesh)[:, 0]
+            logits_BV = score(params, batch | {"tokens_BL": tokens_BL}, at - 1)
             return tokens_BL.at[:, at].set(draw(logits_BV, jax.random.fold_in(key, at), temperature, limit))
 
         return jax.lax.fori_loop(filled, L, fill, tokens_BL)

@@ -17,7 +17,7 @@ from packtrain.train.exchange import Exchange, Solo
 from packtrain.train.guard import Verdict, digest, judge, learn
 from packtrain.train.loss import nll_sum
 from packtrain.train.mesh import process_sharding
-from packtrain.train.model import Batch, Tree, param_specs
+from packtrain.train.model import Batch, Tree, param_specs, places
 from packtrain.train.optim import clip_factor, schedule, updated
 from packtrain.train.state import State, shardings
 
@@ -60,27 +60,38 @@ def gradient_sums(
     params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh
 ) -> tuple[tuple[jax.Array, Tree], jax.Array]:
     """((sum(w * nll), its gradient), sum(w)) over the batch, microbatch after microbatch, added in f32."""
-    differentiate = jax.value_and_grad(lambda p, part: nll_sum(p, part, model, train, mesh))
 
-    def value_and_grad(params: Tree, part: Batch) -> tuple[jax.Array, Tree]:
-        value, grads = differentiate(params, part)
-        return value, jax.tree.map(lambda g, spec: axes.constrain(g, spec.dims, mesh), grads, param_specs(model))
+    def local(params: Tree, batch: Batch) -> tuple[jax.Array, Tree]:
+        nll, sums = _local_sums(params, batch, model, train, mesh)
+        # Once a step, however many microbatches: what each device has summed over its own rows.
+        sums = jax.tree.map(lambda g, spec: axes.summed_where_whole(g, spec.dims, mesh), sums, param_specs(model))
+        return axes.total(nll, ("rows", "length"), mesh), sums
 
-    weight = batch["weights_BL"].sum()
+    pieces = places(model, mesh)
+    given = pieces, axes.place(("rows", "length"), mesh)
+    both = axes.spread(local, mesh, given, (axes.place((), mesh), pieces))
+    return both(params, batch), batch["weights_BL"].sum()
+
+
+def _local_sums(
+    params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh
+) -> tuple[jax.Array, Tree]:
+    """The same over this device's rows."""
+    value_and_grad = jax.value_and_grad(lambda p, part: nll_sum(p, part, model, train, mesh))
     if train.microbatches == 1:
-        return value_and_grad(params, batch), weight
+        return value_and_grad(params, batch)
 
     def add(sums: Tree, part: Batch) -> tuple[Tree, None]:
         return jax.tree.map(jnp.add, sums, value_and_grad(params, part)), None
 
     zeros = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
-    return jax.lax.scan(add, zeros, split_rows(batch, train.microbatches))[0], weight
+    return jax.lax.scan(add, zeros, split_rows(batch, train.microbatches))[0]
 
 
 def split_rows(batch: Batch, microbatches: int) -> Batch:
     """[B, L] -> [microbatches, B / microbatches, L].
 
-    Neighbours go to different parts, so every device deals from its own rows.
+    Neighbours go to different parts: the same rows, whether a device splits its own or one splits them all.
     """
     return {
         name: x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]).swapaxes(0, 1)
@@ -142,8 +153,14 @@ def make_eval(
 ) -> Callable[[Tree, Batch], tuple[jax.Array, jax.Array]]:
     """The compiled evaluation: (params, batch) -> (sum(w * nll), sum(w)), whole on every process."""
 
+    def local(params: Tree, batch: Batch) -> jax.Array:
+        return axes.total(nll_sum(params, batch, model, train, mesh), ("rows", "length"), mesh)
+
+    given = places(model, mesh), axes.place(("rows", "length"), mesh)
+    summed = axes.spread(local, mesh, given, axes.place((), mesh))
+
     def evaluate(params: Tree, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        return nll_sum(params, batch, model, train, mesh), batch["weights_BL"].sum()
+        return summed(params, batch), batch["weights_BL"].sum()
 
     whole = axes.replicated(mesh)
     return jax.jit(evaluate, out_shardings=(whole, whole))
@@ -166,6 +183,7 @@ def _padded(x: np.ndarray, multiple: int) -> np.ndarray:
 
 
 def _placed(x: np.ndarray, mesh: Mesh) -> jax.Array:
+    axes.sharding(("rows", "span"), x.shape, mesh)
     layout = axes.sharding(("rows", "length"), x.shape, mesh)
     return jax.make_array_from_callback(x.shape, layout, lambda index: x[index])
 

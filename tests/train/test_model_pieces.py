@@ -10,7 +10,7 @@ import pytest
 from packtrain.train.loss import weighted_nll
 from packtrain.train.matmul import project
 from packtrain.train.model import rms_norm, rope_table, rotate
-from tests.train.tiny import run_of
+from tests.train.tiny import mesh_of, run_of
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -48,7 +48,7 @@ def test_weighted_nll_equals_log_softmax() -> None:
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
         return -(weights * picked).sum()
 
-    found, gradient = jax.jit(jax.value_and_grad(weighted_nll))(logits, targets, weights)
+    found, gradient = jax.jit(jax.value_and_grad(lambda x: weighted_nll(x, targets, weights, mesh_of())))(logits)
     wanted, plain_gradient = jax.jit(jax.value_and_grad(plain))(logits)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     np.testing.assert_allclose(gradient, plain_gradient, atol=1e-6)
