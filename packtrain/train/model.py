@@ -29,8 +29,10 @@ Batch = Mapping[str, Any]
 Layer = Callable[[jax.Array, Tree], jax.Array]
 """(stream, weights of one layer) -> stream."""
 
-GATHERED = "gathered"
-"""Name of a layer's weights as used: cast and whole."""
+KEPT = ("q", "k", "v", "attended", "middle", "gate", "up")
+"""What a layer keeps for its backward pass besides its input, where `remat` is none: every result of a matmul or a sum
+over devices. The rest is made again: elementwise work, and what is gathered, as in arXiv:2205.05198 (weights as used,
+kept for all layers, would be the whole model on each device)."""
 
 
 def param_specs(model: ModelConfig) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def rotate(x_BLHK: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 def attention_branch(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, mesh: Mesh) -> jax.Array:
     """One layer's attention on the normed stream. `batch` carries the rope table and this site's key intervals."""
-    q_BLHK, k_BLGK, v_BLGK = (project(x_BLD, w[name]) for name in ("q", "k", "v"))
+    q_BLHK, k_BLGK, v_BLGK = (checkpoint_name(project(x_BLD, w[name]), name) for name in ("q", "k", "v"))
     if model.qk_norm:
         q_BLHK = rms_norm(q_BLHK, w["q_norm"], model.norm_epsilon)
         k_BLGK = rms_norm(k_BLGK, w["k_norm"], model.norm_epsilon)
@@ -110,12 +112,14 @@ def attention_branch(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig
     k_BSGK, v_BSGK = (gather(x, 1, "length", "keys", mesh) for x in (k_BLGK, v_BLGK))
     first = axes.first_of("length", x_BLD.shape[1], mesh)
     starts_BL, ends_BL = windowed(batch["starts_BL"], batch["ends_BL"], model.window, first)
-    return project(attend(q_BLHK, k_BSGK, v_BSGK, starts_BL, ends_BL), w["out"], over=2)
+    out_BLHK = checkpoint_name(attend(q_BLHK, k_BSGK, v_BSGK, starts_BL, ends_BL), "attended")
+    return project(out_BLHK, w["out"], over=2)
 
 
 def mlp_branch(x_BLD: jax.Array, w: Tree) -> jax.Array:
     """SwiGLU. Source: arXiv:2002.05202."""
-    return project(jax.nn.silu(project(x_BLD, w["gate"])) * project(x_BLD, w["up"]), w["down"])
+    gate_BLM, up_BLM = (checkpoint_name(project(x_BLD, w[name]), name) for name in ("gate", "up"))
+    return project(jax.nn.silu(gate_BLM) * up_BLM, w["down"])
 
 
 def block(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, mesh: Mesh) -> jax.Array:
@@ -129,20 +133,17 @@ def block(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, mesh: Mes
         return gather(rms_norm(x_BLD, scale, model.norm_epsilon), 1, "span", "length", mesh)
 
     part_BLD = attention_branch(normed(x_BLD, w["attention_norm"]), w, batch, model, mesh)
-    x_BLD = x_BLD + scatter_sum(part_BLD, 1, "length", "span", mesh)
+    x_BLD = checkpoint_name(x_BLD + scatter_sum(part_BLD, 1, "length", "span", mesh), "middle")
     return x_BLD + scatter_sum(mlp_branch(normed(x_BLD, w["mlp_norm"]), w), 1, "length", "span", mesh)
 
 
 def run_layers(x_BLD: jax.Array, layers: Tree, layer: Layer, train: TrainConfig, plain: bool) -> jax.Array:
     """The stacked layers in turn, by scan (one compiled body) or unrolled (larger program, faster on CPU).
 
-    `plain`: weights are used as they are stored. Otherwise what a layer uses is never kept for the backward pass, but
-    made again: of all layers together it is the whole model, on every device.
+    `plain`: weights are used as they are stored, so nothing has to be made again but what `remat` says.
     """
-    if train.remat == "full":
-        layer = jax.checkpoint(layer, prevent_cse=train.unroll)
-    elif not plain:
-        keep = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+    if train.remat == "full" or not plain:
+        keep = jax.checkpoint_policies.save_only_these_names(*(KEPT if train.remat == "none" else ()))
         layer = jax.checkpoint(layer, policy=keep, prevent_cse=train.unroll)
     if not train.unroll:
         return jax.lax.scan(lambda x, w: (layer(x, w), None), x_BLD, layers)[0]
@@ -173,7 +174,7 @@ def hidden(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, m
 
     def layer(x_BLD: jax.Array, w: Tree) -> jax.Array:
         w = {name: gathered(w[name].astype(compute), specs[name].dims[1:], mesh) for name in w}
-        return block(x_BLD, checkpoint_name(w, GATHERED), context, model, mesh)
+        return block(x_BLD, w, context, model, mesh)
 
     table_VD = gathered(params["embedding"], ("vocab", "embed"), mesh)
     x_BLD = embed(table_VD, batch["tokens_BL"], mesh).astype(compute)
