@@ -1,13 +1,18 @@
 """Attention whose mask is a value: each query row sees the keys in one interval [start, end), given at run time.
 
-The plain reference every kernel is tested against. B rows, L queries, S keys, G key heads, R query heads per key
-head, K head size.
+The one function the model calls, and the plain reference every kernel is tested against. B rows, L queries, S keys,
+G key heads, R query heads per key head, K head size.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from packtrain.train.blockwise import blockwise
+from packtrain.train.config import TrainConfig
+from packtrain.train.kernels import resolved
 
 MASKED = -1e30
 """A finite stand-in for minus infinity: a row with no key gives exp(0) * 0, never inf - inf."""
@@ -33,6 +38,19 @@ def interval_mask(starts_BL: jax.Array, ends_BL: jax.Array, keys: int) -> jax.Ar
 
 
 def attend(
+    q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, starts_BL: jax.Array, ends_BL: jax.Array,
+    train: TrainConfig,
+) -> jax.Array:
+    """What `reference` says, by the kernel that `train.attention` names; under the checkpoint name "attended"."""
+    operands = q_BLHK, k_BSGK, v_BSGK, starts_BL, ends_BL
+    match resolved(train.attention, jax.devices()[0]).name:
+        case "reference":
+            return checkpoint_name(reference(*operands), "attended")
+        case _:
+            return blockwise(*operands, train.attention_block)
+
+
+def reference(
     q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, starts_BL: jax.Array, ends_BL: jax.Array
 ) -> jax.Array:
     """softmax(q k / sqrt(K)) v over the keys in each row's interval -> [B, L, H, K] in the type of `q`.

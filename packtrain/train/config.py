@@ -112,6 +112,10 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     unroll: bool = False
     """Run layers unrolled instead of by scan; the stacked parameters are the same."""
     remat: Literal["none", "full"] = "none"
+    attention: Literal["auto", "blockwise", "reference", "mosaic", "cudnn", "splash"] = "auto"
+    """The attention kernel; auto: the best one for the device, an error where that would be a slow one."""
+    attention_block: int = 256
+    """Queries, and keys, of a block of `blockwise`."""
     mesh: dict[str, int] = {}
     """Mesh axis -> size, for example {fsdp = 8}; empty: every device on fsdp."""
     eval_every_steps: int = 200
@@ -129,6 +133,11 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if any(size < 1 for size in self.mesh.values()):
             raise LayoutError("a mesh axis has at least 1 device", where="train.mesh", fix="leave the axis out")
+        if self.attention_block < 1:
+            raise Contradiction(
+                f"attention_block is {self.attention_block}; a block has at least 1 query",
+                where="train.attention_block", fix="for example train.attention_block=256",
+            )
         if self.steps < 1 or self.microbatches < 1 or self.minutes_max < 0:
             raise Contradiction(
                 "steps and microbatches are at least 1, minutes_max at least 0", where="train", fix="raise them"

@@ -30,6 +30,7 @@ from packtrain.data.loader import Batch
 from packtrain.train.flops import step_flops
 from packtrain.train.guard import Verdict
 from packtrain.train.heldout import HeldOut, bits_per_byte
+from packtrain.train.kernels import resolved
 from packtrain.train.orders import Orders, Wire
 from packtrain.train.sample import Sampler
 from packtrain.train.saving import Saves, Standing, warning
@@ -376,8 +377,9 @@ class Loop:
         parts, spec = self.parts, self.parts.spec
         parts.journal.write(TrainerStarted(
             attempt=parts.attempt, rank=parts.rank, parameters=count_parameters(spec.model),
-            mesh={axis: size for axis, size in parts.mesh.shape.items() if size > 1}, attention="reference",
-            precision=spec.train.precision, peak_flops_per_s=parts.peak_flops_per_s, digest_repeats=self.digest_repeats,
+            mesh={axis: size for axis, size in parts.mesh.shape.items() if size > 1},
+            attention=resolved(spec.train.attention, jax.devices()[0]).name, precision=spec.train.precision,
+            peak_flops_per_s=parts.peak_flops_per_s, digest_repeats=self.digest_repeats,
         ))
 
     def _report_verdict(self, bad: Out, again: Out, used: bool) -> None:

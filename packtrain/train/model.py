@@ -102,7 +102,9 @@ def rotate(x_BLHK: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BLHK.dtype)
 
 
-def attention_branch(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, mesh: Mesh) -> jax.Array:
+def attention_branch(
+    x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh
+) -> jax.Array:
     """One layer's attention on the normed stream. `batch` carries the rope table and this site's key intervals."""
     q_BLHK, k_BLGK, v_BLGK = (checkpoint_name(project(x_BLD, w[name]), name) for name in ("q", "k", "v"))
     if model.qk_norm:
@@ -112,7 +114,7 @@ def attention_branch(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig
     k_BSGK, v_BSGK = (gather(x, 1, "length", "keys", mesh) for x in (k_BLGK, v_BLGK))
     first = axes.first_of("length", x_BLD.shape[1], mesh)
     starts_BL, ends_BL = windowed(batch["starts_BL"], batch["ends_BL"], model.window, first)
-    out_BLHK = checkpoint_name(attend(q_BLHK, k_BSGK, v_BSGK, starts_BL, ends_BL), "attended")
+    out_BLHK = attend(q_BLHK, k_BSGK, v_BSGK, starts_BL, ends_BL, train)
     return project(out_BLHK, w["out"], over=2)
 
 
@@ -122,7 +124,7 @@ def mlp_branch(x_BLD: jax.Array, w: Tree) -> jax.Array:
     return project(jax.nn.silu(gate_BLM) * up_BLM, w["down"])
 
 
-def block(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, mesh: Mesh) -> jax.Array:
+def block(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> jax.Array:
     """One layer: x plus attention of its norm, plus mlp of the norm of that.
 
     The stream holds a span of each row. A branch needs the whole length and has some of the heads (hidden units), so
@@ -132,7 +134,7 @@ def block(x_BLD: jax.Array, w: Tree, batch: Batch, model: ModelConfig, mesh: Mes
     def normed(x_BLD: jax.Array, scale: jax.Array) -> jax.Array:
         return gather(rms_norm(x_BLD, scale, model.norm_epsilon), 1, "span", "length", mesh)
 
-    part_BLD = attention_branch(normed(x_BLD, w["attention_norm"]), w, batch, model, mesh)
+    part_BLD = attention_branch(normed(x_BLD, w["attention_norm"]), w, batch, model, train, mesh)
     x_BLD = checkpoint_name(x_BLD + scatter_sum(part_BLD, 1, "length", "span", mesh), "middle")
     return x_BLD + scatter_sum(mlp_branch(normed(x_BLD, w["mlp_norm"]), w), 1, "length", "span", mesh)
 
@@ -174,7 +176,7 @@ def hidden(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, m
 
     def layer(x_BLD: jax.Array, w: Tree) -> jax.Array:
         w = {name: gathered(w[name].astype(compute), specs[name].dims[1:], mesh) for name in w}
-        return block(x_BLD, w, context, model, mesh)
+        return block(x_BLD, w, context, model, train, mesh)
 
     table_VD = gathered(params["embedding"], ("vocab", "embed"), mesh)
     x_BLD = embed(table_VD, batch["tokens_BL"], mesh).astype(compute)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.train.attention import attend, windowed
+from packtrain.train.attention import reference, windowed
 
 B, L, H, G, K = 2, 12, 4, 2, 8
 WINDOWS = (0, 3)
@@ -48,7 +48,7 @@ def dense(starts: np.ndarray, ends: np.ndarray, window: int) -> tuple[np.ndarray
 
 @functools.partial(jax.jit, static_argnums=0)
 def ours(window: int, q: jax.Array, k: jax.Array, v: jax.Array, do: jax.Array, starts: jax.Array, ends: jax.Array):
-    out, pull = jax.vjp(lambda q, k, v: attend(q, k, v, *windowed(starts, ends, window)), q, k, v)
+    out, pull = jax.vjp(lambda q, k, v: reference(q, k, v, *windowed(starts, ends, window)), q, k, v)
     return out, *pull(do)
 
 
