@@ -28,6 +28,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tied: bool = True
     window: int = 0
     """Sliding window in tokens; 0: none."""
+    logit_softcap: float = 0.0
+    """Scores of the vocabulary are held within this by cap * tanh(score / cap), in training, evaluation and sampling;
+    0: not held. Gemma 2 uses 30."""
 
     def __post_init__(self) -> None:
         for name in ("vocab", "layers", "embed", "heads", "kv_heads", "head", "mlp"):
@@ -41,6 +44,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"vocab {self.vocab} is not a multiple of 128", where="model.vocab",
                 fix=f"set model.vocab={-(-self.vocab // 128) * 128}",
             )
+        if self.logit_softcap < 0:
+            raise Contradiction("a cap is at least 0", where="model.logit_softcap", fix="use 30, or 0 for none")
         if self.heads % self.kv_heads:
             raise Contradiction(
                 f"{self.heads} query heads cannot share {self.kv_heads} key heads equally", where="model.kv_heads",
@@ -116,6 +121,11 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The attention kernel; auto: the best one for the device, an error where that would be a slow one."""
     attention_block: int = 256
     """Queries, and keys, of a block of `blockwise`."""
+    z_loss: float = 0.0
+    """Weight of log(sum(exp(scores)))^2 in what is differentiated; PaLM uses 1e-4. Loss, bits per byte and guard are of
+    the plain loss, without it."""
+    loss_tokens: int = 0
+    """Tokens whose vocabulary scores exist at one time, on each device; 0: as many as make 32 MiB, at least 512."""
     mesh: dict[str, int] = {}
     """Mesh axis -> size, for example {fsdp = 8}; empty: every device on fsdp."""
     eval_every_steps: int = 200
@@ -141,6 +151,10 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.steps < 1 or self.microbatches < 1 or self.minutes_max < 0:
             raise Contradiction(
                 "steps and microbatches are at least 1, minutes_max at least 0", where="train", fix="raise them"
+            )
+        if self.z_loss < 0 or self.loss_tokens < 0:
+            raise Contradiction(
+                "z_loss and loss_tokens are at least 0", where="train", fix="use 0 for no z-loss, or chunks by size"
             )
         if min(self.eval_every_steps, self.eval_rows_max, self.sample_tokens, self.sample_temperature) < 0:
             raise Contradiction(

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from packtrain.train import axes
 from packtrain.train.attention import attend, windowed
@@ -186,10 +187,21 @@ def hidden(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, m
     return gather(rms_norm(x_BLD, scale_D, model.norm_epsilon), 1, "span", "length", mesh)
 
 
+def output_table(params: Tree, model: ModelConfig, compute: DTypeLike, mesh: Mesh) -> jax.Array:
+    """What hidden vectors are scored against: [V, D] in the compute type, this device's entries, each whole."""
+    table_VD = params["embedding" if model.tied else "unembedding"].astype(compute)
+    return gathered(table_VD, ("vocab", "embed"), mesh)
+
+
+def soft_capped(scores: jax.Array, cap: float) -> jax.Array:
+    """cap * tanh(scores / cap); a cap of 0: as they are. Source: arXiv:2408.00118."""
+    return cap * jnp.tanh(scores / cap) if cap else scores
+
+
 def logits_of(x_BLD: jax.Array, params: Tree, model: ModelConfig, mesh: Mesh) -> jax.Array:
-    """Scores of the vocabulary entries that this device knows, f32 [B, L, V]."""
-    table_VD = params["embedding" if model.tied else "unembedding"].astype(x_BLD.dtype)
-    return project(x_BLD, gathered(table_VD, ("vocab", "embed"), mesh).T, out=jnp.float32)
+    """Scores of the vocabulary entries that this device knows, f32 [B, L, V]. A loss never holds them all: loss.py."""
+    scores_BLV = project(x_BLD, output_table(params, model, x_BLD.dtype, mesh).T, out=jnp.float32)
+    return soft_capped(scores_BLV, model.logit_softcap)
 
 
 def forward(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh) -> jax.Array:

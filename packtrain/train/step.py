@@ -15,7 +15,7 @@ from packtrain.train import axes
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
 from packtrain.train.exchange import Exchange, Solo
 from packtrain.train.guard import Verdict, digest, judge, learn
-from packtrain.train.loss import nll_sum
+from packtrain.train.loss import losses
 from packtrain.train.mesh import process_sharding
 from packtrain.train.model import Batch, Tree, param_specs, places
 from packtrain.train.optim import clip_factor, schedule, updated
@@ -59,7 +59,10 @@ class Out(NamedTuple):
 def gradient_sums(
     params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh
 ) -> tuple[tuple[jax.Array, Tree], jax.Array]:
-    """((sum(w * nll), its gradient), sum(w)) over the batch, microbatch after microbatch, added in f32."""
+    """((sum(w * nll), gradient of the objective's sum), sum(w)) over the batch, microbatch after microbatch, in f32.
+
+    The objective is the nll, and z-loss where it is on: see `loss.Losses`.
+    """
 
     def local(params: Tree, batch: Batch) -> tuple[jax.Array, Tree]:
         nll, sums = _local_sums(params, batch, model, train, mesh)
@@ -77,7 +80,12 @@ def _local_sums(
     params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, mesh: Mesh
 ) -> tuple[jax.Array, Tree]:
     """The same over this device's rows."""
-    value_and_grad = jax.value_and_grad(lambda p, part: nll_sum(p, part, model, train, mesh))
+    gradient = jax.grad(lambda p, part: losses(p, part, model, train, mesh), has_aux=True)
+
+    def value_and_grad(params: Tree, part: Batch) -> tuple[jax.Array, Tree]:
+        grads, nll = gradient(params, part)
+        return nll, grads
+
     if train.microbatches == 1:
         return value_and_grad(params, batch)
 
@@ -154,7 +162,7 @@ def make_eval(
     """The compiled evaluation: (params, batch) -> (sum(w * nll), sum(w)), whole on every process."""
 
     def local(params: Tree, batch: Batch) -> jax.Array:
-        return axes.total(nll_sum(params, batch, model, train, mesh), ("rows", "length"), mesh)
+        return axes.total(losses(params, batch, model, train, mesh).nll, ("rows", "length"), mesh)
 
     given = places(model, mesh), axes.place(("rows", "length"), mesh)
     summed = axes.spread(local, mesh, given, axes.place((), mesh))
