@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from packtrain.core.errors import LayoutError
 
@@ -59,18 +59,32 @@ class ParamSpec:
         return len([dim for dim in self.dims if dim != "layer"]) >= 2
 
 
-def axes_of(dim: str, mesh: Mesh) -> tuple[str, ...]:
+AnyMesh = Mesh | AbstractMesh
+
+
+def axes_of(dim: str, mesh: AnyMesh) -> tuple[str, ...]:
     """Mesh axes that split `dim` on this mesh; axes of size 1 are left out."""
     return tuple(axis for axis in TABLE[dim] if mesh.shape[axis] > 1)
 
 
-def devices_on(dim: str, mesh: Mesh) -> int:
+def devices_on(dim: str, mesh: AnyMesh) -> int:
     """Into how many pieces `dim` is cut."""
     return math.prod(mesh.shape[axis] for axis in TABLE[dim])
 
 
-def sharding(dims: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """Where a tensor of these dims and logical `shape` lies. Raises LayoutError where a size cannot be cut equally."""
+def between(cut: str, wide: str, mesh: AnyMesh) -> tuple[str, ...]:
+    """Mesh axes that split dim `cut` and not dim `wide`."""
+    return tuple(axis for axis in axes_of(cut, mesh) if axis not in TABLE[wide])
+
+
+def not_cutting(dims: tuple[str, ...], mesh: AnyMesh) -> tuple[str, ...]:
+    """Mesh axes of more than one device that split none of `dims`: on each of their devices lies the same."""
+    cut = {axis for dim in dims for axis in axes_of(dim, mesh)}
+    return tuple(axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in cut)
+
+
+def check(dims: tuple[str, ...], shape: tuple[int, ...], mesh: AnyMesh) -> None:
+    """Raises LayoutError where a size cannot be cut into equal pieces."""
     for dim, size in zip(dims, shape, strict=True):
         pieces = devices_on(dim, mesh)
         if size % pieces:
@@ -81,6 +95,11 @@ def sharding(dims: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh) -> Named
                 fix=f"choose a size of {dim} that {pieces} divides, or a smaller "
                 f"{' or '.join(axes_of(dim, mesh))} axis",
             )
+
+
+def sharding(dims: tuple[str, ...], shape: tuple[int, ...], mesh: AnyMesh) -> NamedSharding:
+    """Where a tensor of these dims and logical `shape` lies. Raises LayoutError where a size cannot be cut equally."""
+    check(dims, shape, mesh)
     return NamedSharding(mesh, place(dims, mesh))
 
 
@@ -88,7 +107,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def place(dims: tuple[str, ...], mesh: Mesh) -> PartitionSpec:
+def place(dims: tuple[str, ...], mesh: AnyMesh) -> PartitionSpec:
     """The piece of a tensor that a device holds, as `spread` and shard_map name it."""
     return PartitionSpec(*(axes_of(dim, mesh) or None for dim in dims))
 
@@ -105,22 +124,18 @@ def spread(local: Callable[..., Any], mesh: Mesh, given: tuple[Any, ...], gives:
     return jax.shard_map(local, mesh=mesh, in_specs=given, out_specs=gives, check_vma=False)
 
 
-def _between(cut: str, wide: str, mesh: Mesh) -> tuple[str, ...]:
-    return tuple(axis for axis in axes_of(cut, mesh) if axis not in TABLE[wide])
-
-
 def gather(x: jax.Array, at: int, cut: str, wide: str, mesh: Mesh) -> jax.Array:
     """`x`, whose position `at` is a piece of dim `cut`, with all of dim `wide` there (cut = "span", wide = "length").
 
     Its gradient is `scatter_sum`.
     """
-    axes = _between(cut, wide, mesh)
+    axes = between(cut, wide, mesh)
     return jax.lax.all_gather(x, axes, axis=at, tiled=True) if axes else x
 
 
 def scatter_sum(x: jax.Array, at: int, wide: str, cut: str, mesh: Mesh) -> jax.Array:
     """The sum of what the devices on `cut` hold, of which each keeps its piece. Its gradient is `gather`."""
-    axes = _between(cut, wide, mesh)
+    axes = between(cut, wide, mesh)
     return jax.lax.psum_scatter(x, axes, scatter_dimension=at, tiled=True) if axes else x
 
 
@@ -143,8 +158,7 @@ def greatest(x: jax.Array, dim: str, mesh: Mesh) -> jax.Array:
 
 def summed_where_whole(gradient: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
     """The gradient of a parameter, added over every axis that does not cut it: there each device saw other data."""
-    cut = {axis for dim in dims for axis in axes_of(dim, mesh)}
-    axes = tuple(axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in cut)
+    axes = not_cutting(dims, mesh)
     return jax.lax.psum(gradient, axes) if axes else gradient
 
 

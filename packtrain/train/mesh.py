@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from packtrain.core.errors import LayoutError
 from packtrain.train.axes import TABLE
@@ -30,20 +30,38 @@ def make_mesh(mesh: dict[str, int], devices: Sequence[jax.Device] | None = None)
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
+def abstract_mesh(mesh: Mapping[str, int]) -> AbstractMesh:
+    """The mesh of these sizes without its devices: for reckoning, and for tracing what nothing here could run.
+
+    Raises LayoutError for an axis no dim is split over.
+    """
+    sizes = dict.fromkeys(MESH_AXES, 1) | dict(mesh)
+    _check_used(sizes)
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def text(sizes: Mapping[str, int]) -> str:
+    """As in "fsdp 4 x tensor 2"."""
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "every axis 1"
+
+
 def _check(sizes: dict[str, int], devices: int) -> None:
+    _check_used(sizes)
+    wanted = math.prod(sizes.values())
+    if wanted != devices:
+        raise LayoutError(
+            f"the mesh {text(sizes)} takes {wanted} devices, but there are {devices}",
+            where="train.mesh", fix=f"choose sizes whose product is {devices}, or leave train.mesh empty",
+        )
+
+
+def _check_used(sizes: Mapping[str, int]) -> None:
     asked = {axis: size for axis, size in sizes.items() if size > 1}
     if idle := sorted(set(asked) - USED_AXES):
         raise LayoutError(
             f"mesh axis {idle[0]} = {asked[idle[0]]} would do the same work {asked[idle[0]]} times: "
             "no dim is split over it",
             where="train.mesh", fix=f"use {', '.join(axis for axis in MESH_AXES if axis in USED_AXES)}",
-        )
-    wanted = math.prod(sizes.values())
-    if wanted != devices:
-        text = " x ".join(f"{axis} {size}" for axis, size in asked.items()) or "every axis 1"
-        raise LayoutError(
-            f"the mesh {text} takes {wanted} devices, but there are {devices}",
-            where="train.mesh", fix=f"choose sizes whose product is {devices}, or leave train.mesh empty",
         )
 
 

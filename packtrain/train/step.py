@@ -90,7 +90,9 @@ def _local_sums(
         return value_and_grad(params, batch)
 
     def add(sums: Tree, part: Batch) -> tuple[Tree, None]:
-        return jax.tree.map(jnp.add, sums, value_and_grad(params, part)), None
+        # Without the barrier XLA gathers weights once, before the loop: unrolled, the whole model on each device.
+        whole, part = jax.lax.optimization_barrier((params, part))
+        return jax.tree.map(jnp.add, sums, value_and_grad(whole, part)), None
 
     zeros = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
     return jax.lax.scan(add, zeros, split_rows(batch, train.microbatches))[0]
@@ -191,7 +193,7 @@ def _padded(x: np.ndarray, multiple: int) -> np.ndarray:
 
 
 def _placed(x: np.ndarray, mesh: Mesh) -> jax.Array:
-    axes.sharding(("rows", "span"), x.shape, mesh)
+    axes.check(("rows", "span"), x.shape, mesh)
     layout = axes.sharding(("rows", "length"), x.shape, mesh)
     return jax.make_array_from_callback(x.shape, layout, lambda index: x[index])
 
