@@ -122,11 +122,27 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
 def _visit(name: str, times: int, bodies: Mapping[str, list[str]], turns: Counter[str]) -> None:
     turns[name] += times
     for line in bodies[name]:
-        called = [called.lstrip("%") for match in CALLED.finditer(line) for called in match[1].split(", ")]
-        loop = TURNS.search(line) if " while(" in line else None
-        assert loop or " while(" not in line, f"a loop without a known number of turns: {line[:120]}"
-        for other in called:
-            _visit(other, times * (int(loop[1]) if loop else 1), bodies, turns)
+        if " while(" not in line:
+            loop = 1
+        elif match := TURNS.search(line):
+            loop = int(match[1])
+        else:  # as long as the data says: nothing can be counted there, and nothing needs to be
+            loop = 0
+            assert not any(_talks(other, bodies) for other in _called(line)), f"no known number of turns: {line[:120]}"
+        for other in _called(line):
+            _visit(other, times * loop, bodies, turns)
+
+
+def _called(line: str) -> list[str]:
+    return [called.lstrip("%") for match in CALLED.finditer(line) for called in match[1].split(", ")]
+
+
+def _talks(name: str, bodies: Mapping[str, list[str]]) -> bool:
+    """Whether a computation, or one it calls, holds a collective."""
+    operations = [match[2] for match in map(OPERATION.match, bodies[name]) if match]
+    return any(kind in operations for kind in KINDS) or any(
+        _talks(other, bodies) for line in bodies[name] for other in _called(line)
+    )
 
 
 def _within(lines: list[str], times: int, mesh: Mapping[str, int]) -> Iterator[Collective]:
