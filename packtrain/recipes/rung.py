@@ -10,7 +10,9 @@ The dial counts every parameter, embedding included, with the vocabulary of the 
     aspect      embed / layers = 32 * (n / 10M)^(1/4), at most 128: small models are deep, large ones settle near the
                 shapes of Llama (arXiv:2302.13971, arXiv:2407.21783)
     embed       a multiple of 128, of 256 from 1,024 and of 1,024 from 4,096, so that it divides over devices
-    head        64 below 1,024 of embed, 128 from there; a quarter as many key heads (half where 4 does not divide)
+    head        64 below 1,024 of embed, 128 from there
+    key heads   a quarter of the query heads (half where 4 does not divide); 8 from 4,096 of embed, so that a tensor
+                axis of 8 divides them (arXiv:2407.21783)
     mlp         8/3 embed (three matrices instead of two, arXiv:2002.05202), a multiple of 128 (256 from 1,024)
     tokens      20 n (arXiv:2203.15556)
     compute C   6 n * tokens
@@ -83,8 +85,9 @@ def _widths() -> Iterator[int]:
 def _model(vocab: int, embed: int, layers: int) -> ModelConfig:
     head = 64 if embed < 1024 else 128
     heads = embed // head
+    kv_heads = 8 if embed >= 4096 else heads // (4 if heads % 4 == 0 else 2)
     return ModelConfig(
-        vocab=vocab, layers=layers, embed=embed, heads=heads, kv_heads=heads // (4 if heads % 4 == 0 else 2), head=head,
+        vocab=vocab, layers=layers, embed=embed, heads=heads, kv_heads=kv_heads, head=head,
         mlp=_multiple(8 * embed / 3, 128 if embed < 1024 else 256), tied=True,
     )
 

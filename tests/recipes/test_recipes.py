@@ -35,6 +35,7 @@ def test_rung_holds_the_dial(dial: str) -> None:
     assert model.embed % 128 == 0 and model.mlp % 128 == 0 and model.vocab % 128 == 0
     assert model.heads * model.head == model.embed and model.heads % model.kv_heads == 0
     assert spec.data.batch_rows % 8 == 0
+    assert model.embed < 4096 or model.kv_heads == 8
 
 
 @pytest.mark.parametrize("dial", DIALS)
