@@ -238,6 +238,15 @@ class WorkerRefused(ConfigError):
     name = "run.worker_refused"
 
 
+# --- train -----------------------------------------------------------------------------------------
+
+
+class AttentionWrong(ConfigError):
+    """The kernel chosen computes something else than the reference; every step would be subtly wrong."""
+
+    name = "attention.wrong"
+
+
 # --- guard -----------------------------------------------------------------------------------------
 
 

@@ -89,11 +89,13 @@ class TrainerStarted(Record, tag="trainer_started"):
     parameters: int
     mesh: dict[str, int]
     attention: str
+    """The kernel in use: the concrete name, whatever was asked for."""
     precision: str
     peak_flops_per_s: float
     """Best matmul rate measured on the spot, all local devices together."""
     digest_repeats: bool
     """Whether this executable gave one gradient digest twice for one batch; if not, hardware verdicts are UNKNOWN."""
+    attention_reason: str = ""
 
 
 class StepDone(Record, tag="step"):

@@ -106,6 +106,7 @@ def _outcome(sources: Sources) -> list[str]:
     about = [f"recipe {sources.recipe}"]
     if facts.started is not None:
         about.append(f"{count_text(facts.started.parameters)} parameters, {facts.started.precision}")
+        about.append(f"{facts.started.attention} attention")
     if facts.version:
         about.append(f"packtrain {facts.version}")
     over = counted(len(facts.attempts), "attempt")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import jax
+import msgspec
 from jax.sharding import Mesh
 
 import packtrain
@@ -19,6 +21,7 @@ from packtrain.core.platform import Platform
 from packtrain.data.loader import Loader, Prefetcher, check_held_out, open_loader
 from packtrain.train.flops import measure_peak
 from packtrain.train.heldout import HeldOut
+from packtrain.train.kernels import resolved
 from packtrain.train.loop import Loop, Parts
 from packtrain.train.mesh import make_mesh
 from packtrain.train.orders import Orders, Wire
@@ -26,6 +29,7 @@ from packtrain.train.sample import Sampler
 from packtrain.train.saving import Saves, Standing, local_tensors, restore_state, warning
 from packtrain.train.seat import Desk, writer_name
 from packtrain.train.sections import Sections
+from packtrain.train.selfcheck import check_attention
 from packtrain.train.state import State, init_state, state_specs
 from packtrain.train.step import make_step
 
@@ -53,6 +57,7 @@ def train(desk: Desk) -> None:
     """From nothing or from a checkpoint to the end. Raises what the loop raises, and what is wrong with the input."""
     orders = Orders(Control(desk.place.control or None))
     desk.on_sigterm(orders.terminate)
+    desk, reason = with_kernel(desk)
     spec = desk.spec
     mesh = make_mesh(spec.train.mesh)
     loader = open_loader(spec.data, spec.seed, spec.model.vocab, desk.platform)
@@ -69,9 +74,25 @@ def train(desk: Desk) -> None:
             wire=Wire(mesh), feed=feed, step=make_step(spec.model, spec.optim, spec.guard, spec.train, mesh),
             held_out=HeldOut(spec, mesh), sampler=sampler, saves=saves,
             attempt=desk.place.attempt, rank=desk.place.rank, grace_s=desk.place.grace_s,
-            peak_flops_per_s=_world_peak(desk, spec.train.precision),
+            peak_flops_per_s=_world_peak(desk, spec.train.precision), attention_reason=reason,
         )
+        if standing.index < spec.train.steps:
+            with desk.beats.during("compile"):
+                batch = feed.get(standing.index)
+                check_attention(batch.starts_BL, batch.ends_BL, spec.model, spec.train)
         Loop(parts, state, standing).run()
+
+
+def with_kernel(desk: Desk) -> tuple[Desk, str]:
+    """The desk with a concrete attention kernel in its spec, and the reason for it; everything after sees only that."""
+    spec = desk.spec
+    choice = resolved(
+        spec.train, jax.local_devices()[0],
+        packed_causal=spec.data.objective == "causal" and spec.model.window == 0,
+    )
+    print(f"attention kernel: {choice.name} ({choice.reason})", flush=True)
+    train = msgspec.structs.replace(spec.train, attention=choice.name)
+    return replace(desk, spec=replace(spec, train=train)), choice.reason
 
 
 def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tuple[int, int]]:

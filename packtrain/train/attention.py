@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from packtrain.train import vendor
 from packtrain.train.blockwise import blockwise
 from packtrain.train.config import TrainConfig
 from packtrain.train.kernels import resolved
@@ -43,11 +44,11 @@ def attend(
 ) -> jax.Array:
     """What `reference` says, by the kernel that `train.attention` names; under the checkpoint name "attended"."""
     operands = q_BLHK, k_BSGK, v_BSGK, starts_BL, ends_BL
-    match resolved(train.attention, jax.devices()[0]).name:
-        case "reference":
-            return checkpoint_name(reference(*operands), "attended")
-        case _:
-            return blockwise(*operands, train.attention_block)
+    name = resolved(train, jax.devices()[0]).name if train.attention == "auto" else train.attention
+    if name == "blockwise":
+        return blockwise(*operands, train.attention_block)
+    kernels = {"reference": reference, "mosaic": vendor.mosaic, "cudnn": vendor.cudnn, "splash": vendor.splash}
+    return checkpoint_name(kernels[name](*operands), "attended")
 
 
 def reference(

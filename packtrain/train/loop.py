@@ -30,7 +30,6 @@ from packtrain.data.loader import Batch
 from packtrain.train.flops import step_flops
 from packtrain.train.guard import Verdict
 from packtrain.train.heldout import HeldOut, bits_per_byte
-from packtrain.train.kernels import resolved
 from packtrain.train.orders import Orders, Wire
 from packtrain.train.sample import Sampler
 from packtrain.train.saving import Saves, Standing, warning
@@ -72,6 +71,7 @@ class Parts:
     rank: int = 0
     grace_s: float = 60.0
     peak_flops_per_s: float = 0.0
+    attention_reason: str = ""
 
     @property
     def speaks(self) -> bool:
@@ -378,7 +378,7 @@ class Loop:
         parts.journal.write(TrainerStarted(
             attempt=parts.attempt, rank=parts.rank, parameters=count_parameters(spec.model),
             mesh={axis: size for axis, size in parts.mesh.shape.items() if size > 1},
-            attention=resolved(spec.train.attention, jax.devices()[0]).name, precision=spec.train.precision,
+            attention=spec.train.attention, attention_reason=parts.attention_reason, precision=spec.train.precision,
             peak_flops_per_s=parts.peak_flops_per_s, digest_repeats=self.digest_repeats,
         ))
 

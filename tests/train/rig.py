@@ -43,7 +43,7 @@ SPEC = Sections(
     model=ModelConfig(vocab=384, layers=1, embed=16, heads=2, kv_heads=2, head=8, mlp=16, qk_norm=False),
     optim=OptimConfig(learning_rate=1e-2, warmup_steps=2),
     guard=GuardConfig(warmup_updates=2, spike_sigmas=50.0),
-    train=TrainConfig(steps=6, eval_every_steps=0),
+    train=TrainConfig(steps=6, eval_every_steps=0, attention="blockwise"),
     data=DataConfig(batch_rows=4, length=16),
     checkpoint=CheckpointConfig(every_s=0, deadline_s=5.0),
 )
