@@ -4,7 +4,7 @@
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help first-light test lint soak-ci bench-help ratchet clean
+.PHONY: help first-light test lint soak-ci bench-help bench-data ratchet clean
 
 help:
 	@echo "make first-light   install, then train a small language model on this machine's own text (about 6 minutes)"
@@ -12,6 +12,7 @@ help:
 	@echo "make lint          ruff, mypy and the import arrows"
 	@echo "make soak-ci       200 kills with JAX workers, real stalls, torch and transformers (25 minutes, at most 40)"
 	@echo "make bench-help    how long packtrain --help takes"
+	@echo "make bench-data    tokens a second and core of the loader, beside grain and a dataset in Megatron's manner"
 	@echo "make ratchet       record shorter functions in tests/house/ratchet.json"
 	@echo "make clean         remove environments and caches; runs/ and stores/ stay"
 
@@ -42,6 +43,9 @@ soak-ci: .venv-soak/installed .venv-base/installed
 
 bench-help: .venv/installed
 	@.venv/bin/python bench/help.py
+
+bench-data: .venv/installed
+	@.venv/bin/python bench/data.py
 
 ratchet: .venv/installed
 	@.venv/bin/python -m tests.house.ratchet

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from packtrain.core.errors import Contradiction, CorpusEmpty, StoreDamaged, Toke
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.data.config import DataConfig
 from packtrain.data.packing import Packing
-from packtrain.data.plan import Plan, Segment, Share, mixing_counts
+from packtrain.data.plan import Draws, Plan, Segment, Share, mixing_counts
 from packtrain.data.store import Store
 from packtrain.data.tokenizer import Tokenizer, check_vocab, load_tokenizer
 
@@ -87,6 +87,27 @@ class _Rows:
         )
 
 
+def filled(
+    views: Sequence[npt.NDArray[Any]], before: I32, lengths: npt.NDArray[np.int64], shape: tuple[int, int],
+    token_bytes: I32,
+) -> Batch:
+    """A batch of full rows: the targets of each piece, one after the other, and the token before each piece."""
+    # One block for all: an allocator that hands pages back and takes them anew costs more than filling them.
+    tokens, targets, positions, starts, ends = np.empty((5, *shape), np.int32)
+    np.concatenate(views, out=targets.reshape(-1), casting="unsafe")
+    firsts = lengths.cumsum() - lengths
+    tokens.reshape(-1)[1:] = targets.reshape(-1)[:-1]
+    tokens.reshape(-1)[firsts] = before
+    starts.reshape(-1)[:] = np.repeat((firsts % shape[1]).astype(np.int32), lengths)
+    column = np.arange(shape[1], dtype=np.int32)
+    np.subtract(column, starts, out=positions)
+    ends[:] = column + 1
+    n_bytes = sum(int(token_bytes.take(row).sum(dtype=np.int64)) for row in targets)
+    return Batch(
+        tokens, targets, np.ones(shape, np.float32), positions, starts, ends, n_bytes=n_bytes, n_tokens=targets.size
+    )
+
+
 class Loader:
     """Batches of a plan over opened stores. `stores` and `packings` stand in the order of each segment's shares.
 
@@ -117,11 +138,39 @@ class Loader:
         number = self._plan.segment_at(data_index)
         segment = self._plan.segments[number]
         rows = range(*row_slice.indices(segment.batch_rows))
-        filling = _Rows(len(rows), segment.length, self.tokenizer.end_of_document)
-        for slot, draw in enumerate(self._plan.draws(data_index, rows)):
-            store, packing = self._sources[number][draw.share]
+        draws = self._plan.draws(data_index, rows)
+        try:
+            full = self._full(self._sources[number], draws, segment.length)
+        except StoreDamaged:
+            full = None  # some row of it: told, or passed over, where it is met again
+        return full or self._one_by_one(number, draws, data_index, rows)
+
+    def _full(self, sources: Sequence[tuple[Store, Packing]], draws: Draws, length: int) -> Batch | None:
+        """All rows at once; None where one is not full, as the last of a store. Raises StoreDamaged."""
+        drawn = list(zip(*(x.tolist() for x in draws)))
+        rows = [sources[share][1].row(window, row) for share, window, row in drawn]
+        pieces = np.concatenate(rows) if rows else np.zeros((0, 2), np.int64)
+        if not rows or int(pieces[:, 1].sum()) != len(rows) * length:
+            return None
+        shares = np.repeat(draws.shares, [len(row) for row in rows])
+        views, before = [np.zeros(0)] * len(pieces), np.full(len(pieces), self.tokenizer.end_of_document, np.int32)
+        for share in np.unique(shares).tolist():
+            of_share = np.flatnonzero(shares == share)
+            found, ids = sources[share][0].read_pieces(*pieces[of_share].T)
+            for at, view in zip(of_share.tolist(), found):
+                views[at] = view
+            inside = pieces[of_share, 0] > 0
+            before[of_share[inside]] = ids[inside]
+        return filled(views, before, pieces[:, 1], (len(rows), length), self.tokenizer.token_bytes)
+
+    def _one_by_one(self, number: int, draws: Draws, data_index: int, rows: range) -> Batch:
+        """Row after row, the last of a store and damaged ones too."""
+        length = self._plan.segments[number].length
+        filling = _Rows(len(rows), length, self.tokenizer.end_of_document)
+        for slot, (share, window, row) in enumerate(zip(*(x.tolist() for x in draws))):
+            store, packing = self._sources[number][share]
             try:
-                filling.fill(slot, store, [Piece(*piece) for piece in packing.row(draw.window, draw.row)])
+                filling.fill(slot, store, [Piece(*piece) for piece in packing.row(window, row).tolist()])
             except StoreDamaged as error:
                 filling.damaged.append(self._noted((data_index, rows[slot]), error))
         return filling.batch(self.tokenizer.token_bytes)

@@ -34,6 +34,8 @@ from packtrain.data.blocks import map_bytes
 from packtrain.data.recent import Recent
 from packtrain.data.store import Store
 
+I64 = npt.NDArray[np.int64]
+
 VERSION = 1
 WINDOW_TOKENS = 1 << 19
 TRAILER = struct.Struct("<8s32sQQQ32s")
@@ -146,14 +148,12 @@ class Packing:
         if not platform.exists(self.path):
             self._compute(platform, store, key)
         self._open(key)
-        self._recent: Recent[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = Recent(WINDOWS_KEPT)
+        self._recent: Recent[tuple[I64, list[int]]] = Recent(WINDOWS_KEPT)
 
-    def row(self, window: int, row: int) -> list[tuple[int, int]]:
-        """The pieces of a row, as (start in the store, number of targets). Raises StoreDamaged."""
-        pieces, ends = self._window(window)
-        first = int(np.searchsorted(ends, row * self.length, "right"))
-        last = int(np.searchsorted(ends, (row + 1) * self.length, "left"))
-        return [(start, n) for start, n in pieces[first : last + 1].tolist()]
+    def row(self, window: int, row: int) -> I64:
+        """The pieces of a row [n, 2]: start in the store, and number of targets. Raises StoreDamaged."""
+        pieces, firsts = self._window(window)
+        return pieces[firsts[row] : firsts[row + 1]]
 
     def _compute(self, platform: Platform, store: Store, key: bytes) -> None:
         try:
@@ -180,16 +180,18 @@ class Packing:
         self._offsets = np.frombuffer(body[: (self.windows + 1) * 8].tobytes(), "<u8")
         self._crcs = np.frombuffer(body[(self.windows + 1) * 8 : table_bytes].tobytes(), "<u4")
 
-    def _window(self, window: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Pieces with starts in the store, and where each ends inside the window's rows."""
+    def _window(self, window: int) -> tuple[I64, list[int]]:
+        """Pieces with starts in the store, and which of them is the first of each row."""
 
-        def compute() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        def compute() -> tuple[I64, list[int]]:
             raw = self._pieces[int(self._offsets[window]) : int(self._offsets[window + 1])]
             if google_crc32c.value(raw.tobytes()) != int(self._crcs[window]):
                 raise self._damaged(f"the pieces of window {window} do not match their checksum")
             pieces = raw.astype(np.int64)
             pieces[:, 0] += window * self.window_tokens
-            return pieces, np.cumsum(pieces[:, 1])
+            ends = np.cumsum(pieces[:, 1])
+            rows = np.arange(-(-int(ends[-1]) // self.length) + 1) * self.length
+            return pieces, np.searchsorted(ends, rows, "right").tolist()
 
         return self._recent.get(window, compute)
 

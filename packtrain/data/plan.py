@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,12 +49,12 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     shares: tuple[Share, ...]
 
 
-class Draw(NamedTuple):
-    """A row of a batch: which share of the segment, and which row of that store's packing."""
+class Draws(NamedTuple):
+    """Rows of a batch, an array each: which share of the segment, and which row of that store's packing."""
 
-    share: int
-    window: int
-    row: int
+    shares: I64
+    windows: I64
+    rows: I64
 
 
 def mixing_counts(weights: Sequence[float], names: Sequence[str]) -> list[int]:
@@ -94,24 +94,28 @@ class Plan:
         assert data_index >= 0
         return max(number for number, s in enumerate(self.segments) if s.from_index <= data_index)
 
-    def draws(self, data_index: int, rows: range) -> list[Draw]:
+    def draws(self, data_index: int, rows: range) -> Draws:
         """What stands in these rows of batch `data_index`; costs the same at any index."""
         number = self.segment_at(data_index)
         segment = self.segments[number]
         first = (data_index - segment.from_index) * segment.batch_rows
-        out = []
-        for r in rows:
-            share, n = self.nth(number, first + r)
-            out.append(Draw(share, *self._shuffle(number, share).locate(n)))
-        return out
+        shares, n = self.nth(number, first + np.arange(rows.start, rows.stop, rows.step))
+        found = Draws(shares, np.empty_like(n), np.empty_like(n))
+        for share in np.unique(shares).tolist():
+            of_share = shares == share
+            found.windows[of_share], found.rows[of_share] = self._shuffle(number, share).locate(n[of_share])
+        return found
 
-    def nth(self, number: int, row: int) -> tuple[int, int]:
-        """Row of a segment -> (share, how many draws of that store came before it in the whole plan)."""
-        block, place = divmod(row, MIX_ROWS)
-        shares, ranks = self._mix(number, block)
-        share = int(shares[place])
-        count = self.segments[number].shares[share].count
-        return share, self._bases[number][share] + block * count + int(ranks[place])
+    def nth(self, number: int, rows: I64) -> tuple[I64, I64]:
+        """Rows of a segment -> (share, how many draws of that store came before it in the whole plan) of each."""
+        blocks, places = np.divmod(rows, MIX_ROWS)
+        shares, ranks = np.empty_like(rows), np.empty_like(rows)
+        for block in np.unique(blocks).tolist():
+            in_block = blocks == block
+            mixed, ranked = self._mix(number, block)
+            shares[in_block], ranks[in_block] = mixed[places[in_block]], ranked[places[in_block]]
+        counts = np.array([share.count for share in self.segments[number].shares])
+        return shares, np.array(self._bases[number])[shares] + blocks * counts[shares] + ranks
 
     def _mix(self, number: int, block: int) -> tuple[I64, I64]:
         """For the 2,048 rows of a block: the share each is drawn from, and its rank among that share's rows."""
@@ -156,7 +160,7 @@ class Plan:
 
 
 class Shuffle:
-    """A store's n-th draw -> (window, row): every epoch is a permutation of all rows of the packing."""
+    """A store's n-th draws -> (windows, rows): every epoch is a permutation of all rows of the packing."""
 
     def __init__(self, seed: int, share: Share) -> None:
         self._seed, self._share = seed, share
@@ -164,19 +168,31 @@ class Shuffle:
         self._blocks: Recent[tuple[I64, int]] = Recent(2)
         self._groups: Recent[I64] = Recent(2)
 
-    def locate(self, n: int) -> tuple[int, int]:
-        epoch, k = divmod(n, self._share.rows)
+    def locate(self, n: I64) -> tuple[I64, I64]:
+        epochs, k = np.divmod(n, self._share.rows)
+        windows, rows = np.empty_like(n), np.empty_like(n)
+        for epoch in np.unique(epochs).tolist():
+            of_epoch = epochs == epoch
+            windows[of_epoch], rows[of_epoch] = self._in_epoch(epoch, k[of_epoch])
+        return windows, rows
+
+    def _in_epoch(self, epoch: int, k: I64) -> tuple[I64, I64]:
         order, last_at = self._block_order(epoch)
-        group = self._find(k, GROUP_WINDOWS, last_at)
+        groups = self._find(k, GROUP_WINDOWS, last_at)
+        shuffled = np.empty_like(k)
+        for group in np.unique(groups).tolist():
+            of_group = groups == group
+            start, inner = self._group(epoch, group, last_at)
+            shuffled[of_group] = start + inner[k[of_group] - start]
+        places = self._find(shuffled, 1, last_at)
+        return order[places], shuffled - self._start(places, last_at)
+
+    def _group(self, epoch: int, group: int, last_at: int) -> tuple[int, I64]:
+        """First row of a group of windows, and the order of its rows."""
         start = self._start(group * GROUP_WINDOWS, last_at)
         stop = self._start(min((group + 1) * GROUP_WINDOWS, self._share.windows), last_at)
-        inner = self._groups.get(
-            (epoch, group),
-            lambda: permutation(stop - start, key64(self._seed, "rows", self._share.store, epoch, group)),
-        )
-        k = start + int(inner[k - start])
-        place = self._find(k, 1, last_at)
-        return int(order[place]), k - self._start(place, last_at)
+        key = "rows", self._share.store, epoch, group
+        return start, self._groups.get((epoch, group), lambda: permutation(stop - start, key64(self._seed, *key)))
 
     def _block_order(self, epoch: int) -> tuple[I64, int]:
         """The windows in this epoch's order, and where the last window, which may be short, came to stand."""
@@ -187,13 +203,13 @@ class Shuffle:
 
         return self._blocks.get(epoch, compute)
 
-    def _start(self, place: int, last_at: int) -> int:
-        """First row of the window at this place of the epoch's order."""
-        return place * self._share.rows_per_window - (self._short if place > last_at else 0)
+    def _start(self, place: Any, last_at: int) -> Any:
+        """First row of the window at this place (or these) of the epoch's order."""
+        return place * self._share.rows_per_window - (place > last_at) * self._short
 
-    def _find(self, k: int, step: int, last_at: int) -> int:
-        """Which run of `step` windows row k falls in; the one short window moves the edges by less than a window."""
+    def _find(self, k: I64, step: int, last_at: int) -> I64:
+        """Which run of `step` windows rows k fall in; the one short window moves the edges by less than a window."""
         at = k // (step * self._share.rows_per_window)
         after = (at + 1) * step
-        return at + 1 if after < self._share.windows and k >= self._start(after, last_at) else at
+        return at + ((after < self._share.windows) & (k >= self._start(after, last_at)))
 

@@ -85,6 +85,16 @@ class Store:
         """Token ids [start, stop) as a read-only view of the file. Raises StoreDamaged."""
         return self._tokens.read(start, stop)
 
+    def read_pieces(
+        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> tuple[list[npt.NDArray[np.generic]], npt.NDArray[np.generic]]:
+        """Token ids [start, start + length) of each piece as views, and the id before each (of a piece at 0, its own
+        first). Raises StoreDamaged."""
+        before = np.maximum(starts - 1, 0)
+        tokens = self._tokens.checked(before, starts + lengths)
+        stops = (starts + lengths).tolist()
+        return [tokens[start:stop] for start, stop in zip(starts.tolist(), stops)], tokens[before]
+
     @property
     def document_starts(self) -> npt.NDArray[np.uint64]:
         """Where each document starts, and the total at the end: [documents + 1]. Raises StoreDamaged."""

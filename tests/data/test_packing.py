@@ -54,7 +54,8 @@ def opened(folder: str, length: int) -> tuple[Store, Packing]:
 
 def all_pieces(packing: Packing) -> list[list[tuple[int, int]]]:
     per_window = packing.rows_per_window
-    return [packing.row(r // per_window, r % per_window) for r in range(packing.rows)]
+    found = (packing.row(r // per_window, r % per_window) for r in range(packing.rows))
+    return [[(start, n) for start, n in row.tolist()] for row in found]
 
 
 @pytest.mark.parametrize("length", [100, 4096])

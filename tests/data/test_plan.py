@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,12 +55,16 @@ def test_a_weight_of_no_row_is_refused() -> None:
     assert mixing_counts([1.0, 4e-4], ["big", "small"]) == [2047, 1]
 
 
+def located(shuffle: Shuffle, n: np.ndarray) -> list[tuple[int, int]]:
+    return list(zip(*(x.tolist() for x in shuffle.locate(n))))
+
+
 def test_every_block_is_mixed_exactly() -> None:
     """Each block of 2,048 rows holds exactly its count of each store, in an order of its own."""
     plan = Plan(3, [segment(0, share("a", 1500), share("b", 500), share("c", 48))])
     orders = []
     for block in range(3):
-        drawn = [plan.nth(0, block * MIX_ROWS + i)[0] for i in range(MIX_ROWS)]
+        drawn = plan.nth(0, block * MIX_ROWS + np.arange(MIX_ROWS))[0].tolist()
         assert Counter(drawn) == {0: 1500, 1: 500, 2: 48}
         orders.append(drawn)
     assert orders[0] != orders[1] != orders[2]
@@ -77,8 +82,8 @@ def test_draws_count_on_over_segments() -> None:
     ends = [300, 1000, 1010, 1400]
     drawn: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     for number, (s, end) in enumerate(zip(segments, ends)):
-        for row in range((end - s.from_index) * s.batch_rows):
-            which, n = plan.nth(number, row)
+        rows = np.arange((end - s.from_index) * s.batch_rows)
+        for which, n in zip(*(x.tolist() for x in plan.nth(number, rows))):
             drawn[s.shares[which].store].append(n)
     assert all(draws == list(range(len(draws))) for draws in drawn.values())
     assert all(drawn.values())
@@ -88,7 +93,7 @@ def test_draws_count_on_in_tokens() -> None:
     """Where a later segment has longer rows, a store goes on behind the tokens it has given, not behind as many
     rows."""
     plan = Plan(0, [segment(0, SHARE, rows=10, length=64), segment(5, SHARE, rows=10, length=256)])
-    assert min(plan.nth(1, row)[1] for row in range(50)) == -(-50 * 64 // 256)
+    assert plan.nth(1, np.arange(50))[1].min() == -(-50 * 64 // 256)
 
 
 def test_segments_take_over_at_their_index() -> None:
@@ -102,7 +107,7 @@ def test_an_epoch_is_a_permutation(rows: int, per_window: int, epoch: int) -> No
     """Every epoch gives each row of each window exactly once, the short last window included."""
     its = Share(store="s", packing="p", count=1, rows=rows, windows=-(-rows // per_window), rows_per_window=per_window)
     shuffle = Shuffle(1, its)
-    got = [shuffle.locate(epoch * rows + k) for k in range(rows)]
+    got = located(shuffle, epoch * rows + np.arange(rows))
     assert sorted(got) == [(r // per_window, r % per_window) for r in range(rows)]
 
 
@@ -113,7 +118,7 @@ def test_epochs_differ_in_both_levels() -> None:
         per_window = 1280 // windows
         its = Share(store=store, packing="p", count=1, rows=1280, windows=windows, rows_per_window=per_window)
         shuffle = Shuffle(seed, its)
-        return [shuffle.locate(epoch * 1280 + k) for k in range(1280)]
+        return located(shuffle, epoch * 1280 + np.arange(1280))
 
     orders = [order(0, "s", 0), order(0, "s", 1), order(1, "s", 0), order(0, "t", 0)]
     inner = [order(0, "s", 0, 1), order(0, "s", 1, 1), order(1, "s", 0, 1), order(0, "t", 0, 1)]
