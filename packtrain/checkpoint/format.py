@@ -271,7 +271,7 @@ def plan_image(pieces: Sequence[tuple[TensorSpec, Box]]) -> ImageLayout:
         offsets[i], end = at, at + volume(box) * dtype.itemsize
         entries[keys[i]] = {"dtype": code, "shape": list(box_shape(box)), "data_offsets": [at, end]}
         at = end
-    header = _header(entries)
+    header = header_bytes(entries)
     boxes = tuple(
         PlacedBox(spec.name, spec.dtype, box, len(header) + offset, volume(box) * DTYPES[spec.dtype][1].itemsize)
         for (spec, box), offset in zip(pieces, offsets, strict=True)
@@ -286,7 +286,7 @@ def _key(spec: TensorSpec, box: Box) -> str:
     return spec.name if box == whole(spec.shape) else f"{spec.name}@{box_text(box)}"
 
 
-def _header(entries: dict[str, Any]) -> bytes:
+def header_bytes(entries: dict[str, Any]) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGN_BYTES)
     return len(text).to_bytes(8, "little") + text

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from packtrain.cli import data, doctor, first_light, report, runs, sample, shape, train
+from packtrain.cli import data, doctor, export, first_light, report, runs, sample, shape, train
 from packtrain.cli.ending import end
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ def packtrain(
 app.command("first-light")(first_light.first_light)
 app.command("train")(train.train)
 app.command("sample")(sample.sample)
+app.command("export")(export.export)
 app.command("shape")(shape.shape)
 app.add_typer(data.app, name="data")
 app.command("doctor")(doctor.doctor)

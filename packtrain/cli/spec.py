@@ -15,6 +15,7 @@ from packtrain.core.platform import LocalPlatform
 from packtrain.data.config import DataConfig, StoreUse
 from packtrain.recipes import catalog
 from packtrain.recipes.spec import RunSpec
+from packtrain.train.config import ModelConfig
 
 NOT_GIVEN = "not given"
 NOT_SETTABLE = ("recipe", "overrides", "chosen")
@@ -28,7 +29,7 @@ def resolve(recipe: str, overrides: Sequence[str], data: str | None) -> RunSpec:
     spec = catalog.resolve(recipe, padded_vocab(folder) if folder else None)
     if folder:
         spec = with_data(spec, folder)
-    spec = overridden(spec, overrides)
+    spec = with_weights(overridden(spec, overrides))
     return msgspec.structs.replace(spec, overrides=(*([DATA + folder] if folder else []), *overrides))
 
 
@@ -60,6 +61,16 @@ def with_data(spec: RunSpec, folder: str) -> RunSpec:
         spec.data, stores=(StoreUse(path=f"{folder}/train"),), held_out=(f"{folder}/held_out",)
     )
     return msgspec.structs.replace(spec, data=data)
+
+
+def with_weights(spec: RunSpec) -> RunSpec:
+    """With the model that the folder `train.weights` holds, where one is named. Raises HfUnusable."""
+    if not spec.train.weights:
+        return spec
+    from packtrain.checkpoint.interop import hf
+
+    weights = hf.Weights(LocalPlatform(), spec.train.weights)
+    return msgspec.structs.replace(spec, model=ModelConfig(**weights.fields))
 
 
 def check_data(spec: RunSpec) -> None:

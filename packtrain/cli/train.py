@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -19,6 +20,9 @@ def train(
     data: Annotated[
         str | None, typer.Option("--data", metavar="DIR", help="What `packtrain data build --out DIR` made.")
     ] = None,
+    weights: Annotated[
+        str | None, typer.Option("--from", metavar="DIR", help="Begin with the model in DIR, as Hugging Face keeps it.")
+    ] = None,
 ) -> int:
     """Train RECIPE. The same command resumes; Ctrl-C saves and stops.
 
@@ -26,7 +30,8 @@ def train(
     """
     from packtrain.cli import extras, launch, spec
 
-    wanted = spec.resolve(recipe, overrides or [], data)
+    begin = [f"train.weights={os.path.abspath(weights)}"] if weights else []
+    wanted = spec.resolve(recipe, [*begin, *(overrides or [])], data)
     if extras.missing("train"):
         typer.echo(spec.text(wanted))
         extras.require("train")

@@ -147,6 +147,12 @@ class WrongModel(ConfigError):
     name = "checkpoint.other_model"
 
 
+class HfUnusable(ConfigError):
+    """A folder of Hugging Face's that is not whole, or a model one side knows and the other does not."""
+
+    name = "checkpoint.hf_unusable"
+
+
 class NeitherRestoreNorFresh(ConfigError):
     name = "checkpoint.neither_restore_nor_fresh"
 

@@ -111,6 +111,10 @@ class StepDone(Record, tag="step"):
     """Since the step before it ended; saves, evaluations and pauses in between are left out."""
     mfu: float
     """Model FLOPs by mask area / (seconds * measured matmul peak)."""
+    update_norm: float = 0.0
+    """Global norm of what the update changed, rate and decay included, every tenth step; 0: not told, or no update."""
+    param_norm: float = 0.0
+    """Global norm of the parameters before the update; 0: no update, or an older record."""
 
 
 class GuardVerdict(Record, tag="guard_verdict"):

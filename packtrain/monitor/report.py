@@ -183,8 +183,14 @@ def _speed(facts: Facts) -> list[str]:
     return [
         "speed, medians over steps",
         f"  {tokens_per_s(facts.steps):,.0f} tokens/s · MFU {mfu:.1%}{of} · "
-        f"{count_text(sum(step.tokens for step in facts.steps))} tokens",
+        f"{count_text(sum(step.tokens for step in facts.steps))} tokens", *_movement(facts.steps),
     ]
+
+
+def _movement(steps: list[StepDone]) -> list[str]:
+    """How far updates go beside the weights they change."""
+    shares = [step.update_norm / step.param_norm for step in steps if step.update_norm > 0 and step.param_norm > 0]
+    return [f"  an update changes the weights by {statistics.median(shares):.2e} of their norm"] if shares else []
 
 
 def _attempts(facts: Facts) -> list[str]:

@@ -13,12 +13,15 @@ import msgspec
 from jax.sharding import Mesh
 
 import packtrain
+from packtrain.checkpoint.interop import hf
 from packtrain.checkpoint.reader import Checkpoint, open_restore
 from packtrain.checkpoint.saver import Saver, choose_buffer_folder
 from packtrain.core.contract import CarrierClient, Control, Place
 from packtrain.core.errors import Contradiction, TokenizerMismatch
 from packtrain.core.platform import Platform
 from packtrain.data.loader import Loader, Prefetcher, check_held_out, open_loader
+from packtrain.data.tokenizer import FILE as TOKENIZER
+from packtrain.data.tokenizer import read_tokenizer
 from packtrain.train.flops import measure_peak
 from packtrain.train.heldout import HeldOut
 from packtrain.train.kernels import resolved
@@ -26,7 +29,7 @@ from packtrain.train.loop import Loop, Parts
 from packtrain.train.mesh import make_mesh
 from packtrain.train.orders import Orders, Wire
 from packtrain.train.sample import Sampler
-from packtrain.train.saving import Saves, Standing, local_tensors, restore_state, warning
+from packtrain.train.saving import Saves, Standing, import_params, local_tensors, restore_state, warning
 from packtrain.train.seat import Desk, writer_name
 from packtrain.train.sections import Sections
 from packtrain.train.selfcheck import check_attention
@@ -71,7 +74,8 @@ def train(desk: Desk) -> None:
         saves = Saves(saver, specs, desk.platform, desk.journal, facts, published, desk.place.rank == 0)
         parts = Parts(
             spec=spec, mesh=mesh, platform=desk.platform, journal=desk.journal, beats=desk.beats, orders=orders,
-            wire=Wire(mesh), feed=feed, step=make_step(spec.model, spec.optim, spec.guard, spec.train, mesh),
+            wire=Wire(mesh), feed=feed,
+            step=make_step(spec.model, spec.optim, spec.guard, spec.train, mesh, seed=spec.seed),
             held_out=HeldOut(spec, mesh), sampler=sampler, saves=saves,
             attempt=desk.place.attempt, rank=desk.place.rank, grace_s=desk.place.grace_s,
             peak_flops_per_s=_world_peak(desk, spec.train.precision), attention_reason=reason,
@@ -99,12 +103,29 @@ def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tup
     """State, where its lineage stands, and the (step, commit) it came from."""
     spec, restore = desk.spec, desk.place.restore
     if restore is None:
-        return init_state(spec.model, spec.optim, spec.seed, mesh), Standing(), (-1, 0)
+        state = init_state(spec.model, spec.optim, spec.seed, mesh)
+        if spec.train.weights:
+            with desk.beats.during("restore"):
+                check_tokenizer(desk.platform, spec.train.weights, loader)
+                weights = hf.Weights(desk.platform, spec.train.weights)
+                state = state._replace(params=())  # what was drawn gives room to what is read
+                state = state._replace(params=import_params(weights, spec, mesh))
+        return state, Standing(), (-1, 0)
     with desk.beats.during("restore"):
         checkpoint = open_restore(desk.platform, desk.place.run, restore.commit, restore.digest)
         check_lineage(checkpoint, facts_of(spec, loader, desk.platform))
         state = restore_state(checkpoint, spec, mesh)
     return state, Standing.of(checkpoint.manifest), (checkpoint.manifest.step, restore.commit)
+
+
+def check_tokenizer(platform: Platform, folder: str, loader: Loader) -> None:
+    """Foreign weights know the ids of their own tokenizer. Raises TokenizerMismatch; silent where they bring none."""
+    path = f"{folder}/{TOKENIZER}"
+    if platform.exists(path) and read_tokenizer(platform, path).hash != loader.tokenizer.hash:
+        raise TokenizerMismatch(
+            "the weights were trained with another tokenizer than the stores were built with", where=path,
+            fix=f"packtrain data build PATH... --out DIR --tokenizer {path}",
+        )
 
 
 def _world_peak(desk: Desk, precision: str) -> float:

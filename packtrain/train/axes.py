@@ -28,6 +28,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     "kv_heads": ("tensor",),
     "head": (),
     "mlp": ("tensor",),
+    # `layer` while each device works on whole matrices of its own
+    "dealt": ("fsdp", "tensor"),
     # of activations; `stream` is embed where it is whole: in the residual stream, and in a weight gathered for use
     "rows": ("replica", "fsdp"),
     "length": ("context",),
@@ -101,6 +103,11 @@ def sharding(dims: tuple[str, ...], shape: tuple[int, ...], mesh: AnyMesh) -> Na
     """Where a tensor of these dims and logical `shape` lies. Raises LayoutError where a size cannot be cut equally."""
     check(dims, shape, mesh)
     return NamedSharding(mesh, place(dims, mesh))
+
+
+def laid(x: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
+    """A whole tensor, to be cut by the table at this point of the program."""
+    return x if mesh.size == 1 else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, place(dims, mesh)))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -58,6 +58,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class OptimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Literal["adamw", "muon", "adafactor"] = "adamw"
+    """muon: matrices inside the layers by orthogonalised momentum, all else by AdamW. adafactor: next to no memory."""
     learning_rate: float = 1e-3
     warmup_steps: int = 100
     schedule: Literal["wsd", "cosine", "constant"] = "wsd"
@@ -66,13 +68,26 @@ class OptimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     final_fraction: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
+    """Of AdamW, also of what Muon leaves to it."""
+    muon_momentum: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     """On matrices only; norms and other vectors are not decayed."""
     clip_norm: float = 1.0
     """Global gradient norm; 0: no clipping."""
+    master: Literal["f32", "bf16"] = "f32"
+    """Type in which the weights are kept between steps."""
+    moments: Literal["f32", "bf16"] = "f32"
+    """Type in which momentum and second moment are kept between steps."""
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """How what is kept in bf16 is rounded to it. To nearest, a weight stays where its updates are below half a step."""
 
     def __post_init__(self) -> None:
+        if self.name == "adafactor" and self.moments == "bf16":
+            raise Contradiction(
+                "adafactor keeps no moments of the size of the weights", where="optim.moments",
+                fix="leave optim.moments out; optim.master=bf16 is what saves memory there",
+            )
         for name, low, high, default in _OPTIM_RANGES:
             if not low <= getattr(self, name) <= high:
                 raise Contradiction(
@@ -85,6 +100,7 @@ _BELOW_1 = 1 - 1e-9
 _OPTIM_RANGES = (
     ("learning_rate", 0.0, 1e3, 1e-3), ("warmup_steps", 0, 1 << 40, 100), ("decay_fraction", 0.0, 1.0, 0.2),
     ("final_fraction", 0.0, 1.0, 0.0), ("beta1", 0.0, _BELOW_1, 0.9), ("beta2", 0.0, _BELOW_1, 0.95),
+    ("muon_momentum", 0.0, _BELOW_1, 0.95),
     ("epsilon", 1e-30, 1.0, 1e-8), ("weight_decay", 0.0, 1e3, 0.1), ("clip_norm", 0.0, 1e9, 1.0),
 )
 """Name, least, most, and what to try instead."""
@@ -113,10 +129,12 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Schedules read `step` alone."""
     microbatches: int = 1
     precision: Literal["f32", "bf16"] = "f32"
-    """Compute type; parameters and optimizer state are f32."""
+    """Compute type. Norms, softmax, loss, sums of gradients and the update are f32 all the same; how weights are kept
+    between steps is `optim.master`."""
     unroll: bool = False
     """Run layers unrolled instead of by scan; the stacked parameters are the same."""
-    remat: Literal["none", "full"] = "none"
+    remat: Literal["none", "dots", "attention", "full"] = "none"
+    """What layers keep for the backward pass; see docs/train.md."""
     attention: Literal["auto", "blockwise", "reference", "mosaic", "cudnn", "splash"] = "auto"
     """The attention kernel; auto: the best one for the device, an error where that would be a slow one."""
     attention_block: int = 256
@@ -128,6 +146,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens whose vocabulary scores exist at one time, on each device; 0: as many as make 32 MiB, at least 512."""
     mesh: dict[str, int] = {}
     """Mesh axis -> size, for example {fsdp = 8}; empty: every device on fsdp."""
+    weights: str = ""
+    """Folder of Hugging Face's that a fresh run takes its weights from, the model section with them; empty: random."""
     eval_every_steps: int = 200
     eval_rows_max: int = 64
     """Rows of each held-out store used by an evaluation in the loop; the final one uses all."""

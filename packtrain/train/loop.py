@@ -433,4 +433,5 @@ def _step_record(batch: Batch, out: Out, seconds: float, parts: Parts) -> StepDo
         step=int(out.step), loss=float(out.loss), bits_per_byte=bits_per_byte(float(out.nll_sum), batch.n_bytes),
         grad_norm=float(out.grad_norm), learning_rate=float(out.learning_rate), tokens=batch.n_tokens, seconds=seconds,
         mfu=step_flops(parts.spec.model, batch) / peak if peak else 0.0,
+        update_norm=float(out.update_norm), param_norm=float(out.param_norm),
     )

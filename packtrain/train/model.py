@@ -30,10 +30,16 @@ Batch = Mapping[str, Any]
 Layer = Callable[[jax.Array, Tree], jax.Array]
 """(stream, weights of one layer) -> stream."""
 
-KEPT = ("q", "k", "v", "attended", "middle", "gate", "up")
-"""What a layer keeps for its backward pass besides its input, where `remat` is none: every result of a matmul or a sum
-over devices. The rest is made again: elementwise work, and what is gathered, as in arXiv:2205.05198 (weights as used,
-kept for all layers, would be the whole model on each device)."""
+ATTENTION = ("q", "k", "v", "attended", "middle")
+DOTS = (*ATTENTION, "gate", "up")
+REMAT = {"none": DOTS, "dots": DOTS, "attention": ATTENTION, "full": ()}
+"""`train.remat` -> what a layer keeps for its backward pass besides its input, by name; the rest is made again.
+
+`dots` is every result of a matmul or a sum over devices; elementwise work and what is gathered is made again, as in
+arXiv:2205.05198 (weights as used, kept for all layers, would be the whole model on each device). `attention` also makes
+the hidden units of the mlp again, `full` the whole layer. `none` keeps elementwise results too, where weights are used
+as they are stored: on one device in f32.
+"""
 
 
 def param_specs(model: ModelConfig) -> dict[str, Any]:
@@ -81,10 +87,13 @@ def init_params(model: ModelConfig, seed: jax.Array | int) -> Tree:
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
-    """x / rms(x) * scale over the last dim; statistics in f32. Source: arXiv:1910.07467."""
+    """x / rms(x) * scale over the last dim, in f32 until the end: so the scale's gradient is summed over rows in f32.
+
+    Source: arXiv:1910.07467.
+    """
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + epsilon)
-    return (x32 * inverse).astype(x.dtype) * scale
+    return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype)
 
 
 def rope_table(positions_BL: jax.Array, head: int, theta: float) -> tuple[jax.Array, jax.Array]:
@@ -145,8 +154,8 @@ def run_layers(x_BLD: jax.Array, layers: Tree, layer: Layer, train: TrainConfig,
 
     `plain`: weights are used as they are stored, so nothing has to be made again but what `remat` says.
     """
-    if train.remat == "full" or not plain:
-        keep = jax.checkpoint_policies.save_only_these_names(*(KEPT if train.remat == "none" else ()))
+    if train.remat != "none" or not plain:
+        keep = jax.checkpoint_policies.save_only_these_names(*REMAT[train.remat])
         layer = jax.checkpoint(layer, policy=keep, prevent_cse=train.unroll)
     if not train.unroll:
         return jax.lax.scan(lambda x, w: (layer(x, w), None), x_BLD, layers)[0]

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from packtrain.checkpoint.format import Box, LocalTensor, Manifest, TensorSpec
+from packtrain.checkpoint.interop import hf
 from packtrain.checkpoint.reader import Checkpoint
 from packtrain.checkpoint.saver import SaveResult
 from packtrain.core.errors import CommitStale, SaveFailed, WrongModel
@@ -22,7 +23,9 @@ from packtrain.core.journal import Journal
 from packtrain.core.platform import Platform
 from packtrain.core.records import ErrorSeen, SaveDone
 from packtrain.core.units import NS, duration_text
-from packtrain.train.model import Tree
+from packtrain.train.axes import ParamSpec
+from packtrain.train.model import Tree, name_of, param_specs
+from packtrain.train.rounding import DTYPES
 from packtrain.train.sections import Sections
 from packtrain.train.state import LeafSpec, State, flatten, shardings, state_specs, unflatten
 
@@ -98,6 +101,20 @@ def restore_state(checkpoint: Checkpoint, spec: Sections, mesh: Mesh) -> State:
     check_model(checkpoint.specs, state_specs(spec.model, spec.optim), checkpoint.folder)
     places = flatten(shardings(spec.model, spec.optim, mesh))
     return unflatten({name: _placed(checkpoint, name, place) for name, place in places.items()}, spec.model, spec.optim)
+
+
+def import_params(weights: hf.Weights, spec: Sections, mesh: Mesh) -> Tree:
+    """Weights of a foreign folder on `mesh`, each device reading its own pieces. Raises HfUnusable, LayoutError."""
+    specs, places = param_specs(spec.model), shardings(spec.model, spec.optim, mesh).params
+    weights, dtype = weights.matched(spec.model), DTYPES[spec.optim.master]
+
+    def placed(path: tuple[Any, ...], of: ParamSpec, place: NamedSharding) -> jax.Array:
+        def fetch(index: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
+            return weights.read(f"params/{name_of(path)}", box_of(index or (), of.shape)).astype(dtype)
+
+        return jax.make_array_from_callback(of.shape, place, fetch)
+
+    return jax.tree.map_with_path(placed, specs, places)
 
 
 def restore_params(checkpoint: Checkpoint, spec: Sections, mesh: Mesh) -> Tree:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 
 from packtrain.train import axes
@@ -20,7 +19,9 @@ from packtrain.train.axes import ParamSpec
 from packtrain.train.config import ModelConfig, OptimConfig
 from packtrain.train.guard import GuardStats
 from packtrain.train.model import Tree, init_params, name_of, param_specs
-from packtrain.train.optim import direction
+from packtrain.train.optim import slot_dims
+from packtrain.train.optim import start as optim_start
+from packtrain.train.rounding import DTYPES
 
 LeafSpec = tuple[tuple[int, ...], str, tuple[str, ...]]
 """(logical shape, dtype, dims) of one leaf."""
@@ -29,7 +30,7 @@ LeafSpec = tuple[tuple[int, ...], str, tuple[str, ...]]
 class State(NamedTuple):
     params: Tree
     opt: Any
-    """Moments of the optimizer; its count is that of the updates applied."""
+    """What the optimizer keeps: slots by name, and the count of updates applied."""
     step: jax.Array
     """i32: batches consumed on this lineage."""
     updates: jax.Array
@@ -42,9 +43,9 @@ class State(NamedTuple):
 
 
 def _start(model: ModelConfig, optim: OptimConfig, seed: jax.Array | int) -> State:
-    params = init_params(model, seed)
-    zero = jnp.zeros((), jnp.int32)
-    return State(params, direction(optim).init(params), zero, zero, zero, jnp.zeros((), bool), GuardStats.start())
+    params = jax.tree.map(lambda p: p.astype(DTYPES[optim.master]), init_params(model, seed))
+    opt, zero = optim_start(optim, param_specs(model)), jnp.zeros((), jnp.int32)
+    return State(params, opt, zero, zero, zero, jnp.zeros((), bool), GuardStats.start())
 
 
 def _shapes(model: ModelConfig, optim: OptimConfig) -> State:
@@ -52,12 +53,9 @@ def _shapes(model: ModelConfig, optim: OptimConfig) -> State:
 
 
 def _dims(model: ModelConfig, optim: OptimConfig) -> State:
-    """The same tree with a tuple of dims at each leaf: the optimizer's moments have those of their parameter."""
-    specs, shapes = param_specs(model), _shapes(model, optim)
-    params = jax.tree.map(lambda spec: spec.dims, specs)
-    opt = optax.tree_utils.tree_map_params(
-        direction(optim), lambda _, spec: spec.dims, shapes.opt, specs, transform_non_params=lambda _: ()
-    )
+    """The same tree with a tuple of dims at each leaf."""
+    specs = param_specs(model)
+    params, opt = jax.tree.map(lambda spec: spec.dims, specs), slot_dims(optim, specs)
     scalar: Any = ()
     return State(params, opt, scalar, scalar, scalar, scalar, GuardStats(*[scalar] * len(GuardStats._fields)))
 

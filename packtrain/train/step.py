@@ -18,10 +18,13 @@ from packtrain.train.guard import Verdict, digest, judge, learn
 from packtrain.train.loss import losses
 from packtrain.train.mesh import process_sharding
 from packtrain.train.model import Batch, Tree, param_specs, places
-from packtrain.train.optim import clip_factor, schedule, updated
+from packtrain.train.optim import Squares, change_squares, clip_factor, schedule, updated
+from packtrain.train.rounding import rounding_key
 from packtrain.train.state import State, shardings
 
 BATCH_FIELDS = ("tokens_BL", "targets_BL", "weights_BL", "positions_BL", "starts_BL", "ends_BL")
+NORM_EVERY_STEPS = 10
+"""The update's norm is told of the first of so many steps: it costs a pass over the state."""
 
 Step = Callable[[State, Batch, jax.Array, jax.Array | int], tuple[State, "Out"]]
 
@@ -54,6 +57,10 @@ class Out(NamedTuple):
     weight_sum: jax.Array
     orders_R4: jax.Array
     """Every process's row of orders."""
+    update_norm: jax.Array
+    """Global norm of the change of the parameters; 0 where none was applied, or not told (NORM_EVERY_STEPS)."""
+    param_norm: jax.Array
+    """Of the parameters before it; 0 where no update was applied."""
 
 
 def gradient_sums(
@@ -70,6 +77,7 @@ def gradient_sums(
         sums = jax.tree.map(lambda g, spec: axes.summed_where_whole(g, spec.dims, mesh), sums, param_specs(model))
         return axes.total(nll, ("rows", "length"), mesh), sums
 
+    params = jax.tree.map(lambda p: p.astype(jnp.float32), params)  # so that gradients are f32 as well
     pieces = places(model, mesh)
     given = pieces, axes.place(("rows", "length"), mesh)
     both = axes.spread(local, mesh, given, (axes.place((), mesh), pieces))
@@ -115,12 +123,13 @@ def global_norm(grads: Tree) -> jax.Array:
 
 def make_step(
     model: ModelConfig, optim: OptimConfig, guard: GuardConfig, train: TrainConfig, mesh: Mesh,
-    exchange: Exchange | None = None,
+    exchange: Exchange | None = None, seed: int = 0,
 ) -> Step:
     """The compiled step: (state, batch, orders_R4, command) -> (state, Out). The state is donated.
 
     `batch` comes from `place_batch`, `orders_R4` from `place_orders`. A bad verdict, a no-op and PROBE return the state
-    bit for bit, but for `tripped`. Raises LayoutError when the model does not fit the mesh.
+    bit for bit, but for `tripped`. `seed` is that of the run, for stochastic rounding. Raises LayoutError when the
+    model does not fit the mesh.
     """
     between = exchange or Solo()
     rate_at, specs = schedule(optim, train.steps), param_specs(model)
@@ -135,13 +144,20 @@ def make_step(
         applies, skips = takes & (verdict == Verdict.OK), command == Command.SKIP
 
         def apply(kept: Tree) -> Tree:
-            params, opt, stats = kept
+            params, opt, stats, _ = kept
             factor = clip_factor(norm, optim.clip_norm) / weight
-            params, opt = updated(params, opt, sums, factor, specs, rate, optim)
-            return params, opt, learn(stats, loss, norm, state.updates)
+            key = rounding_key(seed, state.step) if optim.rounding == "stochastic" else None
+            params, opt, squares = updated(params, opt, sums, factor, specs, rate, optim, mesh, key)
+            return params, opt, learn(stats, loss, norm, state.updates), squares
 
         # A conditional on donated buffers, not a select over the tree, which would hold both (half the state more).
-        params, opt, stats = jax.lax.cond(applies, apply, lambda kept: kept, (state.params, state.opt, state.guard))
+        kept = (state.params, state.opt, state.guard, Squares(jnp.float32(0), jnp.float32(0)))
+        params, opt, stats, squares = jax.lax.cond(applies, apply, lambda kept: kept, kept)
+        update_norm = jax.lax.cond(
+            applies & (state.step % NORM_EVERY_STEPS == 0),
+            lambda moved: jnp.sqrt(squares.change + change_squares(moved, specs, rate, optim, mesh)),
+            lambda moved: jnp.float32(0), (params, opt),
+        )
         state = State(
             params, opt,
             step=state.step + (applies | skips),
@@ -151,7 +167,10 @@ def make_step(
             guard=stats,
         )
         verdict = jnp.where(ran, verdict, Verdict.OK)
-        return state, Out(loss, norm, rate, verdict, digest(sums), ran, state.step, nll, weight, orders_R4)
+        return state, Out(
+            loss, norm, rate, verdict, digest(sums), ran, state.step, nll, weight, orders_R4,
+            update_norm, jnp.sqrt(squares.before),
+        )
 
     layout = shardings(model, optim, mesh)
     whole: Any = axes.replicated(mesh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -213,3 +214,13 @@ def test_a_folder_with_nothing_in_it_is_told(tmp_path: pathlib.Path) -> None:
 def test_facts_start_empty() -> None:
     """No facts without entries: nothing is made up."""
     assert fold([]) == Facts()
+
+
+def test_updates_beside_the_weights() -> None:
+    """The report tells how far updates go, from the steps that measured it; a run without such steps says nothing."""
+    records = [step(n) for n in range(1, 4)]
+    entries = told(*((float(n), record) for n, record in enumerate(records)))
+    measured = msgspec.structs.replace(records[0], update_norm=0.5, param_norm=200.0)
+    line = "an update changes the weights by 2.50e-03 of their norm"
+    assert line in render(Sources("n", "f", fold([*told((0.0, measured)), *entries])))
+    assert "an update" not in render(Sources("n", "f", fold(entries)))

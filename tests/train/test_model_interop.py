@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from packtrain.checkpoint.format import TensorSpec
+from packtrain.checkpoint.interop import hf
+from packtrain.core.platform import LocalPlatform
 from packtrain.train.config import ModelConfig, TrainConfig
-from packtrain.train.model import forward
+from packtrain.train.model import forward, init_params, name_of
+from packtrain.train.saving import import_params
+from packtrain.train.sections import Sections
 from tests.train.tiny import mesh_of
 
 TOLERANCE = 1e-4
@@ -81,3 +87,71 @@ def test_logits_equal_transformers(kind: str, tied: bool, window: int) -> None:
     found = jax.jit(lambda p, b: forward(p, b, model, TrainConfig(), mesh_of()))(params, batch_of(tokens))
     assert np.abs(wanted).max() > 1
     np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+
+
+class Held:
+    """What export asks of a checkpoint, over arrays by name."""
+
+    def __init__(self, params: Any) -> None:
+        self._arrays = {f"params/{name_of(path)}": np.asarray(x) for path, x in jax.tree.leaves_with_path(params)}
+        self.specs = {name: TensorSpec(name, str(x.dtype), x.shape, ()) for name, x in self._arrays.items()}
+
+    def read(self, name: str, box: Any) -> np.ndarray:
+        return self._arrays[name][tuple(slice(*pair) for pair in box)]
+
+
+def logits_of(params: Any, model: ModelConfig, tokens: np.ndarray) -> np.ndarray:
+    return jax.jit(lambda p, b: forward(p, b, model, TrainConfig(), mesh_of()))(params, batch_of(tokens))
+
+
+KINDS = pytest.mark.parametrize(("qk_norm", "tied", "window"), [
+    (False, False, 0), (False, True, 0), (True, True, 0), (False, False, 5),
+])
+
+
+@pytest.mark.interop
+@KINDS
+def test_what_is_exported_computes_the_same_there(
+    tmp_path: pathlib.Path, qk_norm: bool, tied: bool, window: int
+) -> None:
+    """transformers opens an exported folder and gives our logits within 1e-4, for all entries but the padding."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: interop-test)")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: interop-test)")
+    model = ModelConfig(
+        vocab=256, layers=3, embed=48, heads=6, kv_heads=2, head=8, mlp=80, qk_norm=qk_norm, tied=tied, window=window,
+        rope_theta=5_000.0, norm_epsilon=1e-5,
+    )
+    params = jax.tree.map(
+        lambda x: x + 0.3 * np.random.default_rng(x.size).normal(size=x.shape).astype(np.float32), init_params(model, 1)
+    )
+    hf.export(LocalPlatform(), Held(params), model, str(tmp_path / "hf"), 250, 64, shard_bytes=40_000)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", attn_implementation="eager").eval()
+    tokens = np.random.default_rng(0).integers(0, 250, (2, 24), dtype=np.int32)
+    with torch.no_grad():
+        wanted = theirs(torch.from_numpy(tokens).long()).logits.numpy()
+    assert wanted.shape[-1] == 250
+    found = np.asarray(logits_of(params, model, tokens))[..., :250]
+    np.testing.assert_allclose(found, wanted, atol=TOLERANCE * max(1, np.abs(wanted).max()))
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(("kind", "tied"), [("Llama", False), ("Qwen3", True), ("Mistral", False)])
+def test_what_transformers_saves_computes_the_same_here(tmp_path: pathlib.Path, kind: str, tied: bool) -> None:
+    """A folder that transformers wrote, imported on a mesh of four, gives its logits within 1e-4; padding gives 0."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: interop-test)")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra: interop-test)")
+    torch.manual_seed(0)
+    extra = {"sliding_window": 5} if kind == "Mistral" else {}
+    config = getattr(transformers, f"{kind}Config")(**BASE | {"vocab_size": 250}, tie_word_embeddings=tied, **extra)
+    config._attn_implementation = "eager"
+    theirs = shaken(getattr(transformers, f"{kind}ForCausalLM")(config), torch)
+    theirs.save_pretrained(tmp_path, max_shard_size="40KB")
+    tokens = np.random.default_rng(0).integers(0, 250, (2, 24), dtype=np.int32)
+    with torch.no_grad():
+        wanted = theirs(torch.from_numpy(tokens).long()).logits.numpy()
+    weights = hf.Weights(LocalPlatform(), str(tmp_path))
+    spec = Sections(model=ModelConfig(**weights.fields))
+    params = jax.device_get(import_params(weights, spec, mesh_of(fsdp=2, tensor=2)))
+    found = np.asarray(logits_of(params, spec.model, tokens))
+    np.testing.assert_allclose(found[..., :250], wanted, atol=TOLERANCE * max(1, np.abs(wanted).max()))
+    assert found.shape[-1] == 256 and not found[..., 250:].any()

@@ -13,9 +13,10 @@ import pytest
 from packtrain.train.axes import ParamSpec
 from packtrain.train.config import OptimConfig
 from packtrain.train.model import param_specs
-from packtrain.train.optim import clip_factor, direction, schedule, updated
+from packtrain.train.optim import clip_factor, schedule, updated
+from packtrain.train.optim import start as start_opt
 from packtrain.train.step import global_norm
-from tests.train.tiny import MODEL
+from tests.train.tiny import MODEL, mesh_of
 
 SPECS = {
     "matrix": ParamSpec((3, 4), ("embed", "mlp"), 1.0), "stacked": ParamSpec((2, 4), ("layer", "embed"), "ones"),
@@ -38,10 +39,10 @@ def test_updates_equal_optax_adamw() -> None:
     @jax.jit
     def five_updates(start: Any, gradients: list[Any]) -> tuple[Any, Any]:
         mine = wanted = start
-        opt, their_opt = direction(optim).init(start), theirs.init(start)
+        opt, their_opt = start_opt(optim, SPECS), theirs.init(start)
         for grads in gradients:
             factor = clip_factor(global_norm(grads), 0.7)
-            mine, opt = updated(mine, opt, grads, factor, SPECS, jnp.float32(3e-3), optim)
+            mine, opt, _ = updated(mine, opt, grads, factor, SPECS, jnp.float32(3e-3), optim, mesh_of())
             moves, their_opt = theirs.update(grads, their_opt, wanted)
             wanted = optax.apply_updates(wanted, moves)
         return mine, wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 
 import jax
 import numpy as np
@@ -14,9 +15,10 @@ from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.checkpoint.saver import Saver
 from packtrain.core.errors import WrongModel
 from packtrain.core.platform import LocalPlatform
+from packtrain.train.config import OptimConfig
 from packtrain.train.mesh import make_mesh
 from packtrain.train.saving import local_tensors, restore_params, restore_state
-from packtrain.train.state import State, flatten, shardings, unflatten
+from packtrain.train.state import State, flatten, shardings, state_specs, unflatten
 from tests.train import rig
 
 MESHES = {1: {}, 2: {"fsdp": 2}, 4: {"fsdp": 2, "tensor": 2}, 8: {"replica": 2, "fsdp": 2, "tensor": 2}}
@@ -26,42 +28,60 @@ def mesh_of(devices: int) -> jax.sharding.Mesh:
     return make_mesh(MESHES[devices], jax.devices()[:devices])
 
 
-def scrambled(devices: int) -> State:
+def scrambled(devices: int, optim: OptimConfig = rig.SPEC.optim) -> State:
     """A state whose every leaf, moments and statistics too, is random bits; the same on every mesh."""
-    leaves, places = {}, flatten(shardings(rig.SPEC.model, rig.SPEC.optim, mesh_of(devices)))
+    leaves, places = {}, flatten(shardings(rig.SPEC.model, optim, mesh_of(devices)))
+    specs = state_specs(rig.SPEC.model, optim)
     for number, (name, place) in enumerate(places.items()):
-        shape, dtype, _ = rig.specs()[name]
+        shape, dtype, _ = specs[name]
         chance = np.random.default_rng(number)
         bits = chance.integers(0, 2 if dtype == "bool" else 256, (*shape, np.dtype(dtype).itemsize), dtype=np.uint8)
         whole = bits.view(dtype)[..., 0]
         leaves[name] = jax.make_array_from_callback(shape, place, lambda index, whole=whole: whole[index])
-    return unflatten(leaves, rig.SPEC.model, rig.SPEC.optim)
+    return unflatten(leaves, rig.SPEC.model, optim)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A run with one checkpoint saved under each mesh; the step is the number of devices."""
-    folder, platform = str(tmp_path_factory.mktemp("run")), LocalPlatform()
+def saved(folder: str, states: dict[int, State], optim: OptimConfig = rig.SPEC.optim) -> str:
+    """A run with a checkpoint of each state, by step."""
+    platform, specs = LocalPlatform(), state_specs(rig.SPEC.model, optim)
     log = CommitLog(platform, f"{folder}/commits")
     log.probe()
     platform.mkdir(f"{folder}/checkpoints")
     record = log.begin(None, ("r00000",), "node")
     saver = Saver(platform, f"{folder}/buffers", rig.InlineCarrier(platform, folder), record.attempt, "r00000", 5.0)
-    for devices in MESHES:
-        meta = {"data_index": devices, "plan_hash": "", "seed": 0, "code_hash": ""}
-        saver.save(devices, local_tensors(scrambled(devices), rig.specs()), meta)
-    assert [result.error for result in saver.poll()] == [None] * len(MESHES)
+    for step, state in states.items():
+        meta = {"data_index": step, "plan_hash": "", "seed": 0, "code_hash": ""}
+        saver.save(step, local_tensors(state, specs), meta)
+    assert [result.error for result in saver.poll()] == [None] * len(states)
     return folder
 
 
-@pytest.mark.parametrize(("saved", "restored"), list(itertools.product(MESHES, MESHES)))
-def test_restores_under_every_mesh(run: str, saved: int, restored: int) -> None:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run with one checkpoint saved under each mesh; the step is the number of devices."""
+    return saved(str(tmp_path_factory.mktemp("run")), {devices: scrambled(devices) for devices in MESHES})
+
+
+@pytest.mark.parametrize(("under", "restored"), list(itertools.product(MESHES, MESHES)))
+def test_restores_under_every_mesh(run: str, under: int, restored: int) -> None:
     """Every leaf comes back bit for bit and lies where this mesh wants it, whichever mesh it was saved under."""
-    checkpoint = open_checkpoint(LocalPlatform(), run, rig.saved_commits(run)[saved])
+    checkpoint = open_checkpoint(LocalPlatform(), run, rig.saved_commits(run)[under])
     state = restore_state(checkpoint, rig.SPEC, mesh_of(restored))
     assert rig.bits(state) == rig.bits(scrambled(1))
     places = flatten(shardings(rig.SPEC.model, rig.SPEC.optim, mesh_of(restored)))
     assert all(leaf.sharding == places[name] for name, leaf in flatten(state).items())
+
+
+@pytest.mark.parametrize("optim", [
+    OptimConfig(name="muon", moments="bf16"), OptimConfig(name="adafactor", master="bf16"),
+], ids=lambda optim: optim.name)
+def test_what_optimizers_keep_restores_under_another_mesh(tmp_path: pathlib.Path, optim: OptimConfig) -> None:
+    """Muon's slots and factored statistics, in f32 or bf16, saved on 8 devices, are the same bits on 4 and on 1."""
+    run = saved(str(tmp_path), {1: scrambled(8, optim)}, optim)
+    checkpoint = open_checkpoint(LocalPlatform(), run, rig.saved_commits(run)[1])
+    for devices in (4, 1):
+        state = restore_state(checkpoint, rig.replace(rig.SPEC, optim=optim), mesh_of(devices))
+        assert rig.bits(state) == rig.bits(scrambled(1, optim))
 
 
 def test_weights_alone(run: str) -> None:

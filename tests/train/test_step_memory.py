@@ -30,7 +30,7 @@ def unguarded(train: TrainConfig, mesh: jax.sharding.Mesh) -> Any:
         (total, sums), weight = gradient_sums(state.params, batch, MODEL, train, mesh)
         norm, rate = global_norm(sums) / weight, schedule(OPTIM, train.steps)(state.step)
         factor = clip_factor(norm, OPTIM.clip_norm) / weight
-        params, opt = updated(state.params, state.opt, sums, factor, param_specs(MODEL), rate, OPTIM)
+        params, opt, _ = updated(state.params, state.opt, sums, factor, param_specs(MODEL), rate, OPTIM, mesh)
         state = state._replace(params=params, opt=opt, step=state.step + 1, updates=state.updates + 1)
         return state, (total / weight, norm, rate, orders + command)
 

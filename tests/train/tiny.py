@@ -57,22 +57,22 @@ Sizes = tuple[tuple[str, int], ...]
 
 
 @functools.cache
-def step_of(sizes: Sizes = (), microbatches: int = 1, **execution: Any) -> Any:
+def step_of(sizes: Sizes = (), microbatches: int = 1, optim: OptimConfig = OPTIM, **execution: Any) -> Any:
     """The compiled step of the tiny model; one program for all tests that ask for the same."""
     train = TrainConfig(steps=20, microbatches=microbatches, **execution)
-    return make_step(MODEL, OPTIM, GUARD, train, mesh_of(**dict(sizes)))
+    return make_step(MODEL, optim, GUARD, train, mesh_of(**dict(sizes)))
 
 
 @functools.cache
-def fresh() -> dict[str, np.ndarray]:
+def fresh(optim: OptimConfig = OPTIM) -> dict[str, np.ndarray]:
     """The fresh state, as made on one device."""
-    return host(init_state(MODEL, OPTIM, SEED, mesh_of()))
+    return host(init_state(MODEL, optim, SEED, mesh_of()))
 
 
-def placed(leaves: dict[str, np.ndarray], mesh: Mesh) -> State:
+def placed(leaves: dict[str, np.ndarray], mesh: Mesh, optim: OptimConfig = OPTIM) -> State:
     """A state on `mesh` from its values, with no program to compile."""
-    places = flatten(shardings(MODEL, OPTIM, mesh))
-    return unflatten({name: jax.device_put(x, places[name]) for name, x in leaves.items()}, MODEL, OPTIM)
+    places = flatten(shardings(MODEL, optim, mesh))
+    return unflatten({name: jax.device_put(x, places[name]) for name, x in leaves.items()}, MODEL, optim)
 
 
 class Run(NamedTuple):
@@ -81,10 +81,10 @@ class Run(NamedTuple):
 
 
 @functools.cache
-def run_of(sizes: Sizes = (), microbatches: int = 1, **execution: Any) -> Run:
+def run_of(sizes: Sizes = (), microbatches: int = 1, optim: OptimConfig = OPTIM, **execution: Any) -> Run:
     """Three steps from the fresh state on one layout. `execution`: fields of TrainConfig."""
     mesh = mesh_of(**dict(sizes))
-    state, step = placed(fresh(), mesh), step_of(sizes, microbatches, **execution)
+    state, step = placed(fresh(optim), mesh, optim), step_of(sizes, microbatches, optim, **execution)
     outs, orders = [], place_orders([0] * 4, mesh)
     for index in range(3):
         state, out = step(state, place_batch(packed_rows(index), mesh, microbatches), orders, int(Command.RUN))

@@ -1,0 +1,165 @@
+"""Weights to Hugging Face's files and back, without a framework: the same bits, and clear words for what is foreign."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from packtrain.checkpoint.interop import hf
+from packtrain.checkpoint.publish import Gate, Save, carry
+from packtrain.checkpoint.reader import Checkpoint, open_checkpoint
+from packtrain.core.errors import HfUnusable, UsageError
+from packtrain.core.platform import LocalPlatform
+from packtrain.core.units import NS
+from packtrain.train.config import ModelConfig
+from tests.checkpoint.worlds import make_run, part_of, tensor_of
+
+LLAMA = ModelConfig(vocab=256, layers=3, embed=12, heads=6, kv_heads=2, head=4, mlp=20, qk_norm=False, tied=False)
+QWEN = ModelConfig(vocab=256, layers=2, embed=12, heads=6, kv_heads=2, head=4, mlp=20, qk_norm=True, tied=True)
+MISTRAL = ModelConfig(vocab=256, layers=1, embed=8, heads=2, kv_heads=1, head=6, mlp=10, qk_norm=False, window=5)
+MODELS = pytest.mark.parametrize("model", [LLAMA, QWEN, MISTRAL], ids=["llama", "qwen3", "mistral"])
+VOCAB = 200
+PLATFORM = LocalPlatform()
+
+
+def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    return {
+        f"params/{m.ours}": (model.layers, *m.shape) if m.stacked else m.shape for m in hf.matrices(model)
+    }
+
+
+def saved(folder: pathlib.Path, model: ModelConfig) -> Checkpoint:
+    """A published checkpoint of random bits."""
+    run = str(folder / "run")
+    log = make_run(PLATFORM, run)
+    begun = log.begin(0, ("r00000",), "node")
+    pieces = [tensor_of(name, "float32", shape) for name, shape in shapes(model).items()]
+    part = part_of(PLATFORM, pieces, f"{run}/buffer")
+    about = {"data_index": 1, "seed": 7, "meta": {}}
+    save = Save(1, begun.attempt, (part,), about, PLATFORM.boot_ns() + 60 * NS)
+    return open_checkpoint(PLATFORM, run, carry(PLATFORM, log, run, save, Gate()))
+
+
+def exported(folder: pathlib.Path, model: ModelConfig, **options: Any) -> tuple[Checkpoint, str, list[str]]:
+    checkpoint, out = saved(folder, model), str(folder / "hf")
+    return checkpoint, out, hf.export(PLATFORM, checkpoint, model, out, VOCAB, 64, **options)
+
+
+def rewrite(out: str, **changes: Any) -> None:
+    """Change keys of its config.json; None takes one away."""
+    path = pathlib.Path(out) / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+@MODELS
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 3000])
+def test_export_and_import_give_the_same_bits(tmp_path: pathlib.Path, model: ModelConfig, shard_bytes: int) -> None:
+    """In one file or many, every tensor comes back bit for bit, whole or by any box; the padding of the vocabulary,
+    cut off on the way, comes back as zeros."""
+    checkpoint, out, names = exported(tmp_path, model, shard_bytes=shard_bytes)
+    assert (hf.INDEX in names) == (shard_bytes == 3000) == (hf.SINGLE not in names)
+    weights = hf.Weights(PLATFORM, out)
+    fields = {name: getattr(model, name) for name in weights.fields}
+    assert weights.fields == fields and weights.vocab == VOCAB
+    weights = weights.matched(model)
+    for name, shape in shapes(model).items():
+        wanted = checkpoint.read(name)
+        if shape[0] == model.vocab:
+            wanted = np.concatenate([wanted[:VOCAB], np.zeros_like(wanted[VOCAB:])])
+        box = tuple((0, size) for size in shape)
+        assert weights.read(name, box).tobytes() == wanted.tobytes(), name
+        part = tuple((size // 3, size - size // 4) for size in shape)
+        assert weights.read(name, part).tobytes() == wanted[tuple(slice(*pair) for pair in part)].tobytes(), name
+
+
+def test_files_are_as_their_library_reads_them(tmp_path: pathlib.Path) -> None:
+    """The safetensors library finds each matrix as [out, in] where the index says, files no larger than asked for."""
+    checkpoint, out, names = exported(tmp_path, LLAMA, shard_bytes=3000, tokenizer={"tokenizer.json": b"{}"})
+    assert names[0].startswith("model-00001-of-000") and {"tokenizer.json", "config.json"} <= set(names)
+    index = json.loads((tmp_path / "hf" / hf.INDEX).read_text())
+    for n in range(LLAMA.layers):
+        name = f"model.layers.{n}.self_attn.o_proj.weight"
+        with safe_open(f"{out}/{index['weight_map'][name]}", "numpy") as file:
+            found = file.get_tensor(name)
+        wanted = checkpoint.read("params/layers/out")[n].reshape(24, 12).T
+        assert found.tobytes() == np.ascontiguousarray(wanted).tobytes()
+    sizes = [(tmp_path / "hf" / name).stat().st_size for name in names if name.endswith("safetensors")]
+    largest = 4 * VOCAB * LLAMA.embed  # an embedding has a file of its own
+    assert len(sizes) > 2 and all(size < 3000 + 4096 or size < largest + 4096 for size in sizes)
+    total = sum(4 * math.prod(m.their_shape(VOCAB)) * (LLAMA.layers if m.stacked else 1) for m in hf.matrices(LLAMA))
+    assert index["metadata"]["total_size"] == total
+
+
+def test_bf16(tmp_path: pathlib.Path) -> None:
+    """Asked for bf16, files hold rounded weights and config.json says so; reading gives them as f32."""
+    with np.errstate(invalid="ignore"):  # among random bits some are no number
+        checkpoint, out, _ = exported(tmp_path, QWEN, bf16=True)
+        wanted = checkpoint.read("params/final_norm").astype(hf.fmt.DTYPES["bfloat16"][1]).astype(np.float32)
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "bfloat16"
+    found = hf.Weights(PLATFORM, out).matched(QWEN).read("params/final_norm", ((0, 12),))
+    assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"model_type": "gpt2"}, "model_type 'gpt2'"), ({"attention_bias": True}, "biases"),
+    ({"hidden_act": "gelu"}, "activation 'gelu'"), ({"quantization_config": {}}, "quantized"),
+    ({"rope_parameters": {"rope_type": "yarn"}}, "stretched positions"), ({"hidden_size": None}, "lacks a size"),
+    ({"num_attention_heads": "six"}, "lacks a size"), ({"use_sliding_window": True}, "windows in some layers"),
+])
+def test_foreign_models_are_refused_by_name(tmp_path: pathlib.Path, changes: dict[str, Any], named: str) -> None:
+    """What our model does not compute is named, never read as if it were something else."""
+    _, out, _ = exported(tmp_path, LLAMA)
+    rewrite(out, **changes)
+    with pytest.raises(HfUnusable, match=named) as refused:
+        hf.Weights(PLATFORM, out)
+    assert refused.value.where and refused.value.fix
+
+
+def test_models_that_theirs_do_not_compute_are_not_written(tmp_path: pathlib.Path) -> None:
+    """A soft-cap, or norms of q and k with a window: refused before anything is written. So is a folder in use."""
+    checkpoint = saved(tmp_path, QWEN)
+    for model in (ModelConfig(vocab=256, logit_softcap=30.0), ModelConfig(vocab=256, window=8)):
+        with pytest.raises(HfUnusable):
+            hf.export(PLATFORM, checkpoint, model, str(tmp_path / "hf"), VOCAB, 64)
+    assert not (tmp_path / "hf").exists()
+    with pytest.raises(UsageError):
+        hf.export(PLATFORM, checkpoint, QWEN, str(tmp_path / "run"), VOCAB, 64)
+
+
+def damage(out: pathlib.Path, how: str) -> None:
+    single = out / hf.SINGLE
+    data = single.read_bytes()
+    match how:
+        case "short":
+            single.write_bytes(data[:-40])
+        case "header":
+            single.write_bytes(b"\xff" * 64)
+        case "config":
+            (out / hf.CONFIG).write_text("[]")
+        case "absent":
+            single.unlink()
+        case "outside":
+            (out / hf.INDEX).write_text(json.dumps({"weight_map": {"a": "../run/x"}}))
+        case "another":
+            rewrite(str(out), intermediate_size=40)
+
+
+@pytest.mark.parametrize("how", ["short", "header", "config", "absent", "outside", "another"])
+def test_folders_that_are_not_whole_are_refused(tmp_path: pathlib.Path, how: str) -> None:
+    """Cut, scrambled, missing or leading elsewhere: an error of one name with the file, no traceback."""
+    _, out, _ = exported(tmp_path, LLAMA)
+    damage(pathlib.Path(out), how)
+    with pytest.raises(HfUnusable) as refused:
+        weights = hf.Weights(PLATFORM, out)
+        model = ModelConfig(**weights.fields)
+        weights.matched(model)
+        for name, shape in shapes(model).items():
+            weights.read(name, tuple((0, size) for size in shape))
+    assert out in refused.value.where
