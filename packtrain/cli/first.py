@@ -33,7 +33,7 @@ TIMED_STEPS = 12
 STEPS_MIN = 20
 
 
-def first(run: str | None, new: bool, overrides: Sequence[str]) -> int:
+def first(run: str | None, new: bool, overrides: Sequence[str], profile_steps: int = 0) -> int:
     """Exit code. Whatever is done already is not done again."""
     platform = LocalPlatform()
     store = f"{folders.stores_folder()}/{STORE}"
@@ -48,7 +48,7 @@ def first(run: str | None, new: bool, overrides: Sequence[str]) -> int:
         spec.check_data(wanted)
         name = launch.pick_name(run, new, wanted)
         found = launch.create(platform, name, _with_steps(platform, wanted, name))
-    code = launch.stay(platform, found)
+    code = launch.stay(platform, found, profile_steps)
     return _closing(platform, found) if code == EXIT_DONE else code
 
 

@@ -13,6 +13,9 @@ def first_light(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe, as in model.layers=4.")
     ] = None,
+    profile: Annotated[
+        int, typer.Option("--profile", metavar="STEPS", min=0, help="Trace so many steps; say where time went.")
+    ] = 0,
 ) -> int:
     """Train a small model in about six minutes.
 
@@ -24,4 +27,4 @@ def first_light(
     extras.require("train")
     from packtrain.cli.first import first
 
-    return first(run, new, overrides or [])
+    return first(run, new, overrides or [], profile)

@@ -38,7 +38,7 @@ class Run:
     resumed: bool
 
 
-def launch(name: str | None, new: bool, wanted: RunSpec) -> int:
+def launch(name: str | None, new: bool, wanted: RunSpec, profile_steps: int = 0) -> int:
     """Create or resume the run and stay with it; the exit code."""
     platform = LocalPlatform()
     run = find(name, new, wanted)
@@ -47,7 +47,7 @@ def launch(name: str | None, new: bool, wanted: RunSpec) -> int:
         run = create(platform, pick_name(name, new, wanted), wanted)
     if run.resumed and finished(platform, run):
         return EXIT_DONE
-    code = stay(platform, run)
+    code = stay(platform, run, profile_steps)
     if code == EXIT_DONE:
         print(f'next: packtrain sample {run.name} --prompt "def "\n      packtrain report {run.name}')
     return code
@@ -127,11 +127,15 @@ def finished(platform: Platform, run: Run) -> bool:
     return True
 
 
-def stay(platform: Platform, run: Run) -> int:
-    """Run it in the foreground; say how it ended."""
+def stay(platform: Platform, run: Run, profile_steps: int = 0) -> int:
+    """Run it in the foreground; say how it ended.
+
+    What is traced is an argument of the worker, not of the spec: it belongs to this command and changes no result.
+    """
     current = spec.read(newest_spec(platform, run.folder))
+    traced = ("--profile", str(profile_steps)) if profile_steps else ()
     job = foreground.Job(
-        name=run.name, run_folder=run.folder, worker=(sys.executable, *WORKER, run.folder),
+        name=run.name, run_folder=run.folder, worker=(sys.executable, *WORKER, run.folder, *traced),
         carrier=(sys.executable, *CARRIER), version=version(), env=child_env(), supervise=current.supervise,
         checkpoint=current.checkpoint,
     )

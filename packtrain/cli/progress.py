@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.core.contract import Beat
 from packtrain.core.journal import Entry
-from packtrain.core.records import AttemptBegan, EvalDone, SaveDone, StepDone
+from packtrain.core.records import AttemptBegan, ProfileDone, SaveDone, StepDone
 from packtrain.core.units import NS, bytes_text, duration_text
 from packtrain.monitor.fold import Facts
+from packtrain.monitor.report import profile
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,9 +115,10 @@ class Progress:
     def status(self, now_ns: int) -> list[str]:
         """What happens now, the last held-out figure, the last save."""
         parts = [self.doing]
-        held_out = [record for record in self.facts.evals if isinstance(record, EvalDone)]
+        held_out = self.facts.final_evals()
         if held_out:
-            parts.append(f"held out {held_out[-1].bits_per_byte:.3f} at step {held_out[-1].step}")
+            figures = ", ".join(f"{record.bits_per_byte:.3f}" for record in held_out)  # one for each store
+            parts.append(f"held out {figures} at step {held_out[-1].step}")
         saves = self.facts.published()
         if saves:
             ago = f", {duration_text((now_ns - self.saved_ns) / NS)} ago" if now_ns > self.saved_ns else ""
@@ -146,7 +149,7 @@ def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
     return "".join(SPARKS[round((mean - low) * scale)] for mean in means)
 
 
-class _Fed:
+class _Fed(ABC):
     """What both displays are fed with. One that cannot be written to any more is silent, and the run goes on."""
 
     def __init__(self, progress: Progress) -> None:
@@ -155,6 +158,11 @@ class _Fed:
     def entries(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             self.progress.take(entry)
+            if isinstance(entry.record, ProfileDone):
+                self.say("\n".join(profile(entry.record)))
+
+    @abstractmethod
+    def say(self, text: str) -> None: ...
 
     def beat(self, beat: Beat) -> None:
         self.progress.beat = beat

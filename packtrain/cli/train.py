@@ -23,6 +23,9 @@ def train(
     weights: Annotated[
         str | None, typer.Option("--from", metavar="DIR", help="Begin with the model in DIR, as Hugging Face keeps it.")
     ] = None,
+    profile: Annotated[
+        int, typer.Option("--profile", metavar="STEPS", min=0, help="Trace so many steps; say where time went.")
+    ] = 0,
 ) -> int:
     """Train RECIPE. The same command resumes; Ctrl-C saves and stops.
 
@@ -35,4 +38,4 @@ def train(
     if extras.missing("train"):
         typer.echo(spec.text(wanted))
         extras.require("train")
-    return launch.launch(run, new, wanted)
+    return launch.launch(run, new, wanted, profile)

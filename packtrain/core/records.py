@@ -154,6 +154,18 @@ class SampleDone(Record, tag="sample"):
     final: bool = False
 
 
+class ProfileDone(Record, tag="profile"):
+    """Where the time of some traced steps went."""
+
+    step: int
+    """Batches consumed, the traced ones included."""
+    steps: int
+    ns: dict[str, int]
+    """Kind of work -> nanoseconds of all traced steps together; they add up to the time these took."""
+    folder: str
+    """The trace, for TensorBoard and Perfetto."""
+
+
 class SaveDone(Record, tag="save"):
     """Outcome of one save as the trainer saw it. `commit` is 0 when it failed."""
 
@@ -173,5 +185,6 @@ class TrainingDone(Record, tag="training_done"):
 AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone
-    | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | SaveDone | TrainingDone
+    | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
+    | TrainingDone
 )

@@ -18,6 +18,7 @@ from packtrain.core.records import (
     GuardVerdict,
     OrderGiven,
     PhaseTotals,
+    ProfileDone,
     RecordsLost,
     RetentionDone,
     RunCreated,
@@ -72,6 +73,7 @@ class Facts:
     steps: list[StepDone] = field(default_factory=list)
     evals: list[EvalDone] = field(default_factory=list)
     samples: list[SampleDone] = field(default_factory=list)
+    profiles: list[ProfileDone] = field(default_factory=list)
     saves: list[SaveDone] = field(default_factory=list)
     orders: list[OrderGiven] = field(default_factory=list)
     errors: list[ErrorSeen] = field(default_factory=list)
@@ -113,6 +115,8 @@ class Facts:
                 self.evals.append(record)
             case SampleDone():
                 self.samples.append(record)
+            case ProfileDone():
+                self.profiles.append(record)
             case SaveDone():
                 self.saves.append(record)
             case OrderGiven():

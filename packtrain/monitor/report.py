@@ -7,6 +7,7 @@ What is not known is said to be so; seconds that nobody reported are shown, so t
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import tomllib
@@ -17,7 +18,7 @@ from typing import Any
 from packtrain.core.errors import StoppedOnRequest
 from packtrain.core.journal import UNREADABLE, Damage, Reading, read_folder
 from packtrain.core.platform import Platform
-from packtrain.core.records import EvalDone, StepDone
+from packtrain.core.records import EvalDone, ProfileDone, StepDone
 from packtrain.core.units import NS, bytes_text, count_text, duration_text
 from packtrain.monitor.fold import Attempt, Facts, fold
 
@@ -94,7 +95,8 @@ def render(sources: Sources) -> str:
     """The whole text, sections separated by blank lines."""
     facts = sources.facts
     sections = [
-        _outcome(sources), list(held_out(facts, sources.cards or {})), _speed(facts), _attempts(facts), _seconds(facts),
+        _outcome(sources), list(held_out(facts, sources.cards or {})), _speed(facts),
+        *(profile(record) for record in facts.profiles[-1:]), _attempts(facts), _seconds(facts),
         _saves(facts), _trouble(facts), _journal(sources.damage, facts), list(samples(facts)),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
@@ -120,15 +122,26 @@ def _outcome(sources: Sources) -> list[str]:
 
 
 def held_out(facts: Facts, cards: Cards) -> Iterator[str]:
-    """Bits per byte of each held-out store beside xz on the same bytes; lower is better."""
+    """Bits per byte of each held-out store beside xz on the same bytes, and perplexity; lower is better."""
     for record in facts.final_evals():
         card = cards.get(record.store, {})
-        yield f"held out{'' if record.final else f', partly, at step {record.step}'}: bits per byte, lower is better"
-        yield f"  {'this model':<24}{record.bits_per_byte:7.3f}"
+        partly = "" if record.final else f", partly, at step {record.step}"
+        yield f"held out {store_name(record.store)}{partly}: bits per byte, lower is better"
+        yield f"  {'this model':<24}{record.bits_per_byte:7.3f}  perplexity {perplexity(record.loss):.4g} a token"
         for label, key in XZ:
             yield from _beside(label, card.get(key), record)
         if "bytes" in card:
             yield f"  {bytes_text(card['bytes'])} in {card.get('documents', '?')} documents that training never saw"
+
+
+def store_name(path: str) -> str:
+    """The last two parts of a store's path: of `.../first-light/held_out` the second alone would name every store."""
+    return _line("/".join(path.rstrip("/").split("/")[-2:]))
+
+
+def perplexity(loss: float) -> float:
+    """exp of nats a token; infinity where that is more than a float holds."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 def _beside(label: str, theirs: float | None, record: EvalDone) -> Iterator[str]:
@@ -191,6 +204,19 @@ def _movement(steps: list[StepDone]) -> list[str]:
     """How far updates go beside the weights they change."""
     shares = [step.update_norm / step.param_norm for step in steps if step.update_norm > 0 and step.param_norm > 0]
     return [f"  an update changes the weights by {statistics.median(shares):.2e} of their norm"] if shares else []
+
+
+def profile(record: ProfileDone) -> list[str]:
+    """Where a step's time went, the largest part first; the parts are the whole."""
+    total_ns = sum(record.ns.values()) or 1
+    steps = max(record.steps, 1)
+    rows = sorted(((kind, ns) for kind, ns in record.ns.items() if ns), key=lambda row: -row[1])
+    return [
+        f"where a step's time went: mean of {counted(record.steps, 'traced step')} up to step {record.step}",
+        *(f"  {kind:<12}{ns / steps / NS:>10.4f} s {ns / total_ns:>6.1%}" for kind, ns in rows),
+        f"  {'a step':<12}{total_ns / steps / NS:>10.4f} s",
+        f"  trace for TensorBoard and Perfetto: {_line(record.folder)}",
+    ]
 
 
 def _attempts(facts: Facts) -> list[str]:

@@ -28,13 +28,14 @@ from packtrain.train.kernels import resolved
 from packtrain.train.loop import Loop, Parts
 from packtrain.train.mesh import make_mesh
 from packtrain.train.orders import Orders, Wire
+from packtrain.train.profile import Compiled, Profiler
 from packtrain.train.sample import Sampler
 from packtrain.train.saving import Saves, Standing, import_params, local_tensors, restore_state, warning
 from packtrain.train.seat import Desk, writer_name
 from packtrain.train.sections import Sections
 from packtrain.train.selfcheck import check_attention
 from packtrain.train.state import State, init_state, state_specs
-from packtrain.train.step import make_step
+from packtrain.train.step import Step, make_step
 
 
 def join_world(place: Place) -> None:
@@ -69,16 +70,15 @@ def train(desk: Desk) -> None:
     specs, facts = state_specs(spec.model, spec.optim), facts_of(spec, loader, desk.platform)
     sampler = Sampler(spec, mesh, loader.tokenizer)
     sampler.check(spec.train.sample_prompts)
+    step, profiler = _step(desk, mesh)
     saver = _saver(desk, sum(tensor.array.nbytes for tensor in local_tensors(state, specs)))
     with closing(saver), closing(Prefetcher(loader, standing.index, spec.data.prefetch_batches)) as feed:
         saves = Saves(saver, specs, desk.platform, desk.journal, facts, published, desk.place.rank == 0)
         parts = Parts(
             spec=spec, mesh=mesh, platform=desk.platform, journal=desk.journal, beats=desk.beats, orders=orders,
-            wire=Wire(mesh), feed=feed,
-            step=make_step(spec.model, spec.optim, spec.guard, spec.train, mesh, seed=spec.seed),
-            held_out=HeldOut(spec, mesh), sampler=sampler, saves=saves,
+            wire=Wire(mesh), feed=feed, step=step, held_out=HeldOut(spec, mesh), sampler=sampler, saves=saves,
             attempt=desk.place.attempt, rank=desk.place.rank, grace_s=desk.place.grace_s,
-            peak_flops_per_s=_world_peak(desk, spec.train.precision), attention_reason=reason,
+            peak_flops_per_s=_world_peak(desk, spec.train.precision), attention_reason=reason, profiler=profiler,
         )
         if standing.index < spec.train.steps:
             with desk.beats.during("compile"):
@@ -97,6 +97,16 @@ def with_kernel(desk: Desk) -> tuple[Desk, str]:
     print(f"attention kernel: {choice.name} ({choice.reason})", flush=True)
     train = msgspec.structs.replace(spec.train, attention=choice.name)
     return replace(desk, spec=replace(spec, train=train)), choice.reason
+
+
+def _step(desk: Desk, mesh: Mesh) -> tuple[Step, Profiler | None]:
+    """The step, and what traces it where that was asked for; such a step is compiled ahead, for its text."""
+    spec, place = desk.spec, desk.place
+    step = make_step(spec.model, spec.optim, spec.guard, spec.train, mesh, seed=spec.seed)
+    if not desk.profile_steps:
+        return step, None
+    compiled, folder = Compiled(step), f"{place.run}/profile/{place.attempt:04d}-rank{place.rank}"
+    return compiled, Profiler(folder, desk.profile_steps, compiled.text)
 
 
 def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tuple[int, int]]:

@@ -70,6 +70,7 @@ def _running(mean: jax.Array, variance: jax.Array, x: jax.Array, share: jax.Arra
     return mean + share * gap, (1 - share) * (variance + share * gap * gap)
 
 
+@jax.named_scope("optimizer")
 def digest(grads: Tree) -> jax.Array:
     """u32: wrap-around sum of the bits of every element. Integer addition has no order, so no layout enters."""
     sums = [jax.lax.bitcast_convert_type(g, jnp.uint32).sum(dtype=jnp.uint32) for g in jax.tree.leaves(grads)]

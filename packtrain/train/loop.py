@@ -31,6 +31,7 @@ from packtrain.train.flops import step_flops
 from packtrain.train.guard import Verdict
 from packtrain.train.heldout import HeldOut, bits_per_byte
 from packtrain.train.orders import Orders, Wire
+from packtrain.train.profile import Profiler
 from packtrain.train.sample import Sampler
 from packtrain.train.saving import Saves, Standing, warning
 from packtrain.train.sections import Sections
@@ -72,6 +73,7 @@ class Parts:
     grace_s: float = 60.0
     peak_flops_per_s: float = 0.0
     attention_reason: str = ""
+    profiler: Profiler | None = None
 
     @property
     def speaks(self) -> bool:
@@ -121,8 +123,11 @@ class Loop:
                 self._advance()
                 self._obey()
                 self._keep_cadence()
+                self._profile()
             self._finish()
         finally:
+            if self.parts.profiler is not None:
+                self.parts.profiler.close()
             self._report_phases()
 
     def _begin(self) -> None:
@@ -167,6 +172,20 @@ class Loop:
             self._evaluate()
         if save:
             self._save()
+
+    def _profile(self) -> None:
+        """Begin or end the trace. All ranks settle at the same steps, and each traces its own."""
+        profiler = self.parts.profiler
+        if profiler is None or not profiler.turns(self.calls, self.index, self.end):
+            return
+        self._settle()
+        if profiler.state == "waiting":
+            profiler.begin(self.index)
+        else:
+            with self._aside("other"):
+                record = profiler.end(self.index)
+                if self.parts.speaks:
+                    self.parts.journal.write(record)
 
     def _finish(self) -> None:
         """The state is safe before the long evaluation begins."""

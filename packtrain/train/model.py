@@ -86,6 +86,7 @@ def init_params(model: ModelConfig, seed: jax.Array | int) -> Tree:
     return jax.tree.map_with_path(start, param_specs(model))
 
 
+@jax.named_scope("norm")
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     """x / rms(x) * scale over the last dim, in f32 until the end: so the scale's gradient is summed over rows in f32.
 
@@ -105,6 +106,7 @@ def rope_table(positions_BL: jax.Array, head: int, theta: float) -> tuple[jax.Ar
     return cos, sin
 
 
+@jax.named_scope("norm")
 def rotate(x_BLHK: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
     """RoPE with the halves of a head as pairs, as Llama weights of `transformers` expect. Source: arXiv:2104.09864."""
     cos, sin = table
@@ -124,7 +126,8 @@ def attention_branch(
     k_BSGK, v_BSGK = (gather(x, 1, "length", "keys", mesh) for x in (k_BLGK, v_BLGK))
     first = axes.first_of("length", x_BLD.shape[1], mesh)
     starts_BL, ends_BL = windowed(batch["starts_BL"], batch["ends_BL"], model.window, first)
-    out_BLHK = attend(q_BLHK, k_BSGK, v_BSGK, starts_BL, ends_BL, train)
+    with jax.named_scope("attention"):
+        out_BLHK = attend(q_BLHK, k_BSGK, v_BSGK, starts_BL, ends_BL, train)
     return project(out_BLHK, w["out"], over=2)
 
 

@@ -105,6 +105,7 @@ class Squares(NamedTuple):
     before: jax.Array
 
 
+@jax.named_scope("optimizer")
 def updated(
     params: Tree, opt: dict[str, Any], sums: Tree, factor: jax.Array | float, specs: Tree, rate: jax.Array,
     optim: OptimConfig, mesh: Mesh, key: jax.Array | None = None,

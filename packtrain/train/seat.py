@@ -38,6 +38,8 @@ class Desk:
     beats: Beats
     on_sigterm: Callable[[Callable[[], None]], None]
     """Hands over who is to be told of a SIGTERM; told at once when it came already."""
+    profile_steps: int = 0
+    """Steps of this attempt to trace; 0: none."""
 
 
 def writer_name(rank: int) -> str:

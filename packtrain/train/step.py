@@ -117,6 +117,7 @@ def split_rows(batch: Batch, microbatches: int) -> Batch:
     }
 
 
+@jax.named_scope("optimizer")
 def global_norm(grads: Tree) -> jax.Array:
     return jnp.sqrt(jnp.stack([jnp.square(g).sum() for g in jax.tree.leaves(grads)]).sum())
 

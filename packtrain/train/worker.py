@@ -57,13 +57,14 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m packtrain.train", description="Train one rank of a run.")
     parser.add_argument("run", nargs="?", default="", help="run folder; PACKTRAIN_RUN names it under a supervisor")
     parser.add_argument("--fresh", action="store_true", help="by hand: start a run from nothing")
+    parser.add_argument("--profile", type=int, default=0, metavar="STEPS", help="trace so many steps of this attempt")
     arguments = parser.parse_args(argv)
     if not arguments.run and not env.get(RUN):
         parser.error("give a run folder")
     signals = Signals(by_hand=not env.get(RUN))
     seated_by = _supervised if env.get(RUN) else _by_hand
     try:
-        return seated_by(arguments.run, arguments.fresh, env, signals)
+        return seated_by(arguments, env, signals)
     except PacktrainError as error:
         print(error.render(), file=sys.stderr, flush=True)
         return error.exit_code
@@ -72,22 +73,22 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         return EXIT_OURS
 
 
-def _supervised(run: str, fresh: bool, env: Mapping[str, str], signals: Signals) -> int:
+def _supervised(arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals) -> int:
     platform, place = LocalPlatform(), Place.from_env(env)
     spec_path = newest_spec(platform, place.run)
     with _journalled(platform, place) as journal:
         spec = read(platform, spec_path)
-        with seated(platform, env, run, fresh):
-            return _work(platform, place, spec, journal, signals)
+        with seated(platform, env, arguments.run, arguments.fresh):
+            return _work(platform, place, spec, journal, signals, arguments.profile)
 
 
-def _by_hand(run: str, fresh: bool, env: Mapping[str, str], signals: Signals) -> int:
+def _by_hand(arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals) -> int:
     platform = LocalPlatform()
-    spec = load(platform, run)
-    with seated(platform, env, run, fresh) as seat, _journalled(platform, seat.place) as journal:
+    spec = load(platform, arguments.run)
+    with seated(platform, env, arguments.run, arguments.fresh) as seat, _journalled(platform, seat.place) as journal:
         assert seat.began is not None, "by hand an attempt is begun here"
         journal.write(seat.began, durable=True)
-        return _work(platform, seat.place, spec, journal, signals)
+        return _work(platform, seat.place, spec, journal, signals, arguments.profile)
 
 
 @contextmanager
@@ -104,11 +105,13 @@ def _journalled(platform: Platform, place: Place) -> Iterator[Journal]:
         journal.close()
 
 
-def _work(platform: Platform, place: Place, spec: Sections, journal: Journal, signals: Signals) -> int:
+def _work(
+    platform: Platform, place: Place, spec: Sections, journal: Journal, signals: Signals, profile_steps: int
+) -> int:
     with closing(Beats(place.socket or None, place.attempt, place.rank)) as beats:
         from packtrain.train import assemble
 
-        desk, agreed = Desk(platform, place, spec, journal, beats, signals.forward), False
+        desk, agreed = Desk(platform, place, spec, journal, beats, signals.forward, profile_steps), False
         try:
             assemble.join_world(place)
             assemble.train(desk)

@@ -27,7 +27,7 @@ def test_first_light_to_the_last_line(trained: tuple[pathlib.Path, list[str], st
     home, _, out = trained
     assert f"new run small in {home}/runs/small" in out
     assert "step 0/12" in out and "\x1b" not in out
-    assert "held out: bits per byte" in out and "xz -9e, one stream" in out and out.count("sample at step 12") == 3
+    assert "/held_out: bits per byte" in out and "xz -9e, one stream" in out and out.count("sample at step 12") == 3
     assert f"run folder: {home}/runs/small" in out
     assert 'next: packtrain sample small --prompt "def "' in out
 

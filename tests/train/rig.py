@@ -32,6 +32,7 @@ from packtrain.train.heldout import HeldOut
 from packtrain.train.loop import Loop, Parts
 from packtrain.train.mesh import make_mesh
 from packtrain.train.orders import Orders, Wire
+from packtrain.train.profile import Profiler
 from packtrain.train.sample import Sampler
 from packtrain.train.saving import Offering, Saves, Standing, restore_state
 from packtrain.train.sections import Sections
@@ -179,12 +180,15 @@ class Quick:
             self._compiled = self._program.lower(*args).compile({"xla_backend_optimization_level": 0})
         return self._compiled(*args)
 
+    def text(self) -> str:
+        return self._compiled.as_text()
+
 
 @dataclass(frozen=True)
 class Programs:
     """What compiles once and is used by many loops."""
 
-    step: Step
+    step: Any
     held_out: HeldOut
     sampler: Sampler
     wire: Wire
@@ -239,6 +243,7 @@ class Attempt:
     loop: Loop | None = None
     held_out: Any = None
     sampler: Any = None
+    profile_steps: int = 0
     around: Callable[[Step], Step] = lambda step: step
     """What stands between the loop and the compiled step."""
 
@@ -248,11 +253,13 @@ class Attempt:
         journal = Journal(self.platform, f"{self.folder}/journal")
         facts = {"plan_hash": "synthetic", "seed": self.spec.seed, "tokenizer_hash": "bytes", "code_hash": "test"}
         saves = Saves(self.offering, specs(), self.platform, journal, facts, self.published)
+        traces = f"{self.folder}/profile", self.profile_steps, made.step.text
+        profiler = Profiler(*traces) if self.profile_steps else None
         parts = Parts(
             spec=self.spec, mesh=made.mesh, platform=self.platform, journal=journal, beats=Beats(None),
             orders=self.orders, wire=made.wire, feed=self.feed, step=self.around(ArmedStep(made.step, self.feed)),
             held_out=self.held_out or made.held_out, sampler=self.sampler or made.sampler, saves=saves,
-            attempt=self.attempt, grace_s=self.grace_s,
+            attempt=self.attempt, grace_s=self.grace_s, profiler=profiler,
         )
         state = self.state or fresh_state(made.mesh)
         self.loop = Loop(parts, state, self.standing)

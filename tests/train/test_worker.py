@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import signal
@@ -22,6 +23,7 @@ from packtrain.core.records import (
     ErrorSeen,
     EvalDone,
     PhaseTotals,
+    ProfileDone,
     SampleDone,
     SaveDone,
     StepDone,
@@ -29,6 +31,7 @@ from packtrain.core.records import (
 )
 from packtrain.data.build import BuildOptions, build
 from packtrain.data.config import DataConfig, StoreUse
+from packtrain.monitor.report import report
 from packtrain.recipes.spec import RunSpec
 from packtrain.train.sample import generate
 from tests.train import rig
@@ -55,7 +58,8 @@ def make_run(folder: pathlib.Path, corpus: str, steps: int = STEPS, every_steps:
         recipe="test", seed=3, model=rig.SPEC.model, optim=rig.SPEC.optim,
         train=rig.TrainConfig(steps=steps, eval_every_steps=0, sample_prompts=("line ",), sample_tokens=8),
         data=DataConfig(
-            stores=(StoreUse(path=f"{corpus}/train"),), held_out=(f"{corpus}/held_out",), batch_rows=4, length=32
+            stores=(StoreUse(path=f"{corpus}/train"),), held_out=(f"{corpus}/held_out", f"{corpus}/train"),
+            batch_rows=4, length=32,
         ),
         checkpoint=CheckpointConfig(every_s=0, every_steps=every_steps),
     )
@@ -117,7 +121,8 @@ def test_by_hand_from_the_first_step_to_the_last(
     tmp_path: pathlib.Path, corpus: str, started: Callable[..., Worker]
 ) -> None:
     """Killed while it trains, stopped by SIGTERM, resumed each time by the same command: no published step is lost,
-    a repeated step has the same loss, and at the end the evaluation, a sample and TrainingDone are there."""
+    a repeated step (traced the second time) has the same loss, and at the end the evaluation of both held-out stores, a
+    sample and TrainingDone are there."""
     run = make_run(tmp_path / "run", corpus)
     worker = started(run, "--fresh")
     worker.until(lambda: 0 < last_saved(run) < last_step(run))
@@ -125,7 +130,7 @@ def test_by_hand_from_the_first_step_to_the_last(
     worker.end()
     killed_at = last_step(run)
 
-    worker = started(run)
+    worker = started(run, "--profile", "3")
     worker.until(lambda: len(found(run, AttemptBegan)) == 2)
     second = started(run)
     assert second.end() == 78
@@ -141,13 +146,33 @@ def test_by_hand_from_the_first_step_to_the_last(
     assert last.end() == 0, last.log.read_text()
     assert "Traceback" not in last.log.read_text() + worker.log.read_text()
     assert [d.step for d in found(run, TrainingDone)] == [STEPS]
-    assert [(e.step, e.final) for e in found(run, EvalDone)] == [(STEPS, True)]
+    check_evals(found(run, EvalDone), corpus, report(LocalPlatform(), run))
+    check_profile(found(run, ProfileDone))
     assert [(s.step, s.prompt, s.final) for s in found(run, SampleDone)] == [(STEPS, "line ", True)]
     assert [b.restore_step < 0 for b in found(run, AttemptBegan)] == [True, False, False]
     assert [e.name for e in found(run, ErrorSeen)] == ["run.stopped_on_request"]
     check_losses(found(run, StepDone))
     check_phases(found(run, PhaseTotals))
     assert generate(run, "line ", 8, 0.0) == generate(run, "line ", 8, 0.0)
+
+
+def check_evals(evals: list[EvalDone], corpus: str, text: str) -> None:
+    """Each held-out store has its figures, and its name in the report beside them."""
+    assert [(e.step, e.store, e.final) for e in evals] == [
+        (STEPS, f"{corpus}/held_out", True), (STEPS, f"{corpus}/train", True)
+    ]
+    for store, e in zip(("out/held_out", "out/train"), evals, strict=True):
+        after = text.split(f"held out {store}: bits per byte")[1].splitlines()[1]
+        assert f"{e.bits_per_byte:.3f}  perplexity {math.exp(e.loss):.4g} a token" in after
+
+
+def check_profile(profiles: list[ProfileDone]) -> None:
+    """The attempt asked for three traced steps traced them, and each kind of work took some of their time."""
+    profile, = profiles
+    assert profile.steps == 3 and list(pathlib.Path(profile.folder).rglob("*.xplane.pb"))
+    assert profile.folder.endswith("profile/0002-rank0")
+    assert all(profile.ns[kind] > 0 for kind in ("matmul", "attention", "loss", "optimizer", "norm", "host", "other"))
+    assert profile.ns["collective"] == 0
 
 
 def check_losses(steps: list[StepDone]) -> None:
