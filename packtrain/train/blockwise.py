@@ -6,8 +6,7 @@ from the intervals at run time, so one compiled program serves every mask. Forwa
 
 Sizes in shape suffixes: B rows, L queries, S keys, H query heads, G key heads, R query heads per key head, K head.
 N query blocks of P queries, M key blocks of C keys; Q = R * P: the queries of a block, a head of the group after the
-other. Blocks lie transposed (K before Q), so that every product is a plain one and maximum and sum run over rows:
-both are what the CPU is fast at.
+other. T behind a name: it lies on its side.
 """
 
 from __future__ import annotations
@@ -30,6 +29,22 @@ EMPTY = MASKED / 2
 Kept = tuple[jax.Array, ...]
 
 
+class Tile(NamedTuple):
+    """How many queries and keys a pair has."""
+
+    queries: int
+    keys: int
+
+
+def tile_of(block: int, q_BLHK: jax.Array, k_BSGK: jax.Array) -> Tile:
+    """Tiles of `block` keys and as many queries, twice as many where each key head has one query head only.
+
+    XLA's CPU runs a product on more than one core from about 16 MFLOP on: 512 queries of a group, 256 keys, K = 64.
+    """
+    (_, L, H, _), (S, G) = q_BLHK.shape, k_BSGK.shape[1:3]
+    return Tile(min(L, block * max(1, 2 * G // H)), min(S, block))
+
+
 class Walk(NamedTuple):
     """Live pairs grouped by the block on their outer side: what both loops run over."""
 
@@ -39,12 +54,11 @@ class Walk(NamedTuple):
     """i32 [B, outer]: how many of them are live."""
 
 
-def liveness(starts_BL: jax.Array, ends_BL: jax.Array, keys: int, block: int) -> jax.Array:
+def liveness(tile: Tile, starts_BL: jax.Array, ends_BL: jax.Array, keys: int) -> jax.Array:
     """bool [B, N, M]: whether some query of block n has a key of its interval in block m of the keys."""
-    P, C = min(block, starts_BL.shape[1]), min(block, keys)
-    firsts_M = jnp.arange(0, keys, C, dtype=starts_BL.dtype)
-    starts_BNP1, ends_BNP1 = (_blocked(x, P)[..., None] for x in (starts_BL, jnp.minimum(ends_BL, keys)))
-    return (jnp.maximum(starts_BNP1, firsts_M) < jnp.minimum(ends_BNP1, firsts_M + C)).any(2)
+    firsts_M = jnp.arange(0, keys, tile.keys, dtype=starts_BL.dtype)
+    starts_BNP1, ends_BNP1 = (_blocked(x, tile.queries)[..., None] for x in (starts_BL, jnp.minimum(ends_BL, keys)))
+    return (jnp.maximum(starts_BNP1, firsts_M) < jnp.minimum(ends_BNP1, firsts_M + tile.keys)).any(2)
 
 
 def walk(live_BXY: jax.Array) -> Walk:
@@ -55,79 +69,82 @@ def walk(live_BXY: jax.Array) -> Walk:
 
 
 def forward(
-    block: int, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, starts_BL: jax.Array, ends_BL: jax.Array
+    tile: Tile, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, starts_BL: jax.Array, ends_BL: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(out [B, L, H, K], log of the sum of exponentials f32 [B, N, G, Q], pairs visited i32) on one device."""
-    B, L, _, K = q_BLHK.shape
-    S, G = k_BSGK.shape[1:3]
-    P, C = min(block, L), min(block, S)
-    qT_BNGKQ = _keys_by_rows(_grouped(q_BLHK * K**-0.5, G, P))
-    k_BMGCK, vT_BMGKC = _rows_by_keys(_grouped(k_BSGK, G, C)), _keys_by_rows(_grouped(v_BSGK, G, C))
-    starts_BNP, ends_BNP = _blocked(starts_BL, P), _blocked(jnp.minimum(ends_BL, S), P)
-    blocks_BNM, counts_BN = walk(liveness(starts_BL, ends_BL, S, block))
-    N, Q = qT_BNGKQ.shape[1], qT_BNGKQ.shape[-1]
+    (B, L, H, K), (S, G) = q_BLHK.shape, k_BSGK.shape[1:3]
+    P, C = tile
+    q_BNGQK = _by_block(q_BLHK * K**-0.5, G, P)
+    k_BMGCK, v_BMGCK = (_by_block(x, G, C) for x in (k_BSGK, v_BSGK))
+    starts_BNQ, ends_BNQ = (jnp.tile(_blocked(x, P), H // G) for x in (starts_BL, jnp.minimum(ends_BL, S)))
+    blocks_BNM, counts_BN = walk(liveness(tile, starts_BL, ends_BL, S))
+    N, Q = q_BNGQK.shape[1], q_BNGQK.shape[3]
 
     def queries(at: jax.Array, done: Kept) -> Kept:
         b, n = at // N, at % N
-        qT_GKQ, starts_P, ends_P = (_at(x, b, n) for x in (qT_BNGKQ, starts_BNP, ends_BNP))
+        q_GQK, starts_Q1, ends_Q1 = _at(q_BNGQK, b, n), _at(starts_BNQ, b, n)[:, None], _at(ends_BNQ, b, n)[:, None]
 
         def keys(nth: jax.Array, sums: Kept) -> Kept:
-            outT_GKQ, peak_GQ, total_GQ, visited = sums
+            out_GQK, peak_GQ, total_GQ, visited = sums
             m = blocks_BNM[b, n, nth]
-            scores_GCQ = _scores(_at(k_BMGCK, b, m), qT_GKQ, starts_P, ends_P, m * C)
-            higher_GQ = jnp.maximum(peak_GQ, scores_GCQ.max(1))
-            weights_GCQ, shrink_GQ = jnp.exp(scores_GCQ - higher_GQ[:, None]), jnp.exp(peak_GQ - higher_GQ)
-            more_GKQ = _times(_at(vT_BMGKC, b, m), weights_GCQ.astype(v_BSGK.dtype))
-            total_GQ = total_GQ * shrink_GQ + weights_GCQ.sum(1)
-            return outT_GKQ * shrink_GQ[:, None] + more_GKQ, higher_GQ, total_GQ, visited + 1
+            keys_C = m * C + jnp.arange(C, dtype=starts_Q1.dtype)
+            scores_GQC = _masked(_times_turned(q_GQK, _at(k_BMGCK, b, m)), keys_C, starts_Q1, ends_Q1)
+            higher_GQ = jnp.maximum(peak_GQ, scores_GQC.max(-1))
+            weights_GQC, shrink_GQ = jnp.exp(scores_GQC - higher_GQ[..., None]), jnp.exp(peak_GQ - higher_GQ)
+            more_GQK = _times(weights_GQC.astype(v_BSGK.dtype), _at(v_BMGCK, b, m))
+            total_GQ = total_GQ * shrink_GQ + weights_GQC.sum(-1)
+            return out_GQK * shrink_GQ[..., None] + more_GQK, higher_GQ, total_GQ, visited + 1
 
-        outT_BNGKQ, log_total_BNGQ, visited = done
-        start = (_zeros(G, K, Q), jnp.full((G, Q), EMPTY, jnp.float32), _zeros(G, Q), visited)
-        outT_GKQ, peak_GQ, total_GQ, visited = lax.fori_loop(0, counts_BN[b, n], keys, start)
+        out_BNGQK, log_total_BNGQ, visited = done
+        start = (_zeros(G, Q, K), jnp.full((G, Q), EMPTY, jnp.float32), _zeros(G, Q), visited)
+        out_GQK, peak_GQ, total_GQ, visited = lax.fori_loop(0, counts_BN[b, n], keys, start)
         total_GQ = jnp.where(total_GQ > 0, total_GQ, 1.0)
-        outT_BNGKQ = _put(outT_BNGKQ, outT_GKQ / total_GQ[:, None], b, n)
-        return outT_BNGKQ, _put(log_total_BNGQ, peak_GQ + jnp.log(total_GQ), b, n), visited
+        out_BNGQK = _put(out_BNGQK, out_GQK / total_GQ[..., None], b, n)
+        return out_BNGQK, _put(log_total_BNGQ, peak_GQ + jnp.log(total_GQ), b, n), visited
 
-    start = jnp.zeros((B, N, G, K, Q), q_BLHK.dtype), _zeros(B, N, G, Q), jnp.zeros((), jnp.int32)
-    outT_BNGKQ, log_total_BNGQ, visited = lax.fori_loop(0, B * N, queries, start)
-    return _ungrouped(outT_BNGKQ.swapaxes(-1, -2), P, L), log_total_BNGQ, visited
+    start = jnp.zeros((B, N, G, Q, K), q_BLHK.dtype), _zeros(B, N, G, Q), jnp.zeros((), jnp.int32)
+    out_BNGQK, log_total_BNGQ, visited = lax.fori_loop(0, B * N, queries, start)
+    return _ungrouped(out_BNGQK, P, L), log_total_BNGQ, visited
 
 
 def backward(
-    block: int, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, starts_BL: jax.Array, ends_BL: jax.Array,
+    tile: Tile, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, starts_BL: jax.Array, ends_BL: jax.Array,
     out_BLHK: jax.Array, log_total_BNGQ: jax.Array, d_out_BLHK: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(dq, dk, dv, pairs visited i32) on one device; grouped by key block, dq added up in place."""
-    B, L, _, K = q_BLHK.shape
-    S, G = k_BSGK.shape[1:3]
-    P, C = min(block, L), min(block, S)
-    both = _keys_by_rows, _rows_by_keys
-    qT_BNGKQ, q_BNGQK = (order(_grouped(q_BLHK * K**-0.5, G, P)) for order in both)
-    d_outT_BNGKQ, d_out_BNGQK = (order(_grouped(d_out_BLHK, G, P)) for order in both)
-    kT_BMGKC, k_BMGCK = (order(_grouped(k_BSGK, G, C)) for order in both)
-    v_BMGCK = _rows_by_keys(_grouped(v_BSGK, G, C))
+    """(dq, dk, dv f32, pairs visited i32) on one device; grouped by key block, dq added up in place.
+
+    Scores lie with keys first here, so that four of five products are plain ones of few columns; for the fifth, dq
+    lies on its side, because the CPU is slow where it has to turn the first operand.
+    """
+    (B, L, H, K), (S, G) = q_BLHK.shape, k_BSGK.shape[1:3]
+    P, C = tile
+    q_BNGQK, d_out_BNGQK = (_by_block(x, G, P) for x in (q_BLHK * K**-0.5, d_out_BLHK))
+    k_BMGCK, v_BMGCK = (_by_block(x, G, C) for x in (k_BSGK, v_BSGK))
     # What softmax takes off: the mean of d_weights under the weights. Source: arXiv:2307.08691, equation (4).
     mean_BLH1 = (out_BLHK.astype(jnp.float32) * d_out_BLHK.astype(jnp.float32)).sum(-1, keepdims=True)
-    mean_BNGQ = _rows_by_keys(_grouped(mean_BLH1, G, P))[..., 0]
-    starts_BNP, ends_BNP = _blocked(starts_BL, P), _blocked(jnp.minimum(ends_BL, S), P)
-    blocks_BMN, counts_BM = walk(liveness(starts_BL, ends_BL, S, block).swapaxes(1, 2))
-    N, M, Q = qT_BNGKQ.shape[1], k_BMGCK.shape[1], qT_BNGKQ.shape[-1]
+    mean_BNGQ = _by_block(mean_BLH1, G, P)[..., 0]
+    starts_BNQ, ends_BNQ = (jnp.tile(_blocked(x, P), H // G) for x in (starts_BL, jnp.minimum(ends_BL, S)))
+    blocks_BMN, counts_BM = walk(liveness(tile, starts_BL, ends_BL, S).swapaxes(1, 2))
+    N, M, Q = q_BNGQK.shape[1], k_BMGCK.shape[1], q_BNGQK.shape[3]
 
     def keys(at: jax.Array, done: Kept) -> Kept:
         b, m = at // M, at % M
-        k_GCK, kT_GKC, v_GCK = (_at(x, b, m) for x in (k_BMGCK, kT_BMGKC, v_BMGCK))
+        k_GCK, v_GCK = _at(k_BMGCK, b, m), _at(v_BMGCK, b, m)
+        kT_GKC = lax.optimization_barrier(k_GCK.swapaxes(1, 2))
+        keys_C1 = (m * C + jnp.arange(C, dtype=starts_BNQ.dtype))[:, None]
 
         def queries(nth: jax.Array, sums: Kept) -> Kept:
             dqT_BNGKQ, dk_GCK, dv_GCK, visited = sums
             n = blocks_BMN[b, m, nth]
-            scores_GCQ = _scores(k_GCK, _at(qT_BNGKQ, b, n), _at(starts_BNP, b, n), _at(ends_BNP, b, n), m * C)
+            q_GQK, d_out_GQK = _at(q_BNGQK, b, n), _at(d_out_BNGQK, b, n)
+            scores_GCQ = _times_turned(k_GCK, q_GQK)
+            scores_GCQ = _masked(scores_GCQ, keys_C1, _at(starts_BNQ, b, n), _at(ends_BNQ, b, n))
             weights_GCQ = jnp.exp(scores_GCQ - _at(log_total_BNGQ, b, n)[:, None])
-            d_weights_GCQ = _times(v_GCK, _at(d_outT_BNGKQ, b, n))
-            d_scores_GCQ = weights_GCQ * (d_weights_GCQ - _at(mean_BNGQ, b, n)[:, None])
+            d_scores_GCQ = weights_GCQ * (_times_turned(v_GCK, d_out_GQK) - _at(mean_BNGQ, b, n)[:, None])
             d_scores_GCQ, weights_GCQ = (x.astype(q_BLHK.dtype) for x in (d_scores_GCQ, weights_GCQ))
             dqT_BNGKQ = _put(dqT_BNGKQ, _at(dqT_BNGKQ, b, n) + _times(kT_GKC, d_scores_GCQ), b, n)
-            dk_GCK = dk_GCK + _times(d_scores_GCQ, _at(q_BNGQK, b, n))
-            return dqT_BNGKQ, dk_GCK, dv_GCK + _times(weights_GCQ, _at(d_out_BNGQK, b, n)), visited + 1
+            dk_GCK, dv_GCK = dk_GCK + _times(d_scores_GCQ, q_GQK), dv_GCK + _times(weights_GCQ, d_out_GQK)
+            return dqT_BNGKQ, dk_GCK, dv_GCK, visited + 1
 
         dqT_BNGKQ, dk_BMGCK, dv_BMGCK, visited = done
         start = dqT_BNGKQ, _zeros(G, C, K), _zeros(G, C, K), visited
@@ -140,18 +157,19 @@ def backward(
     return dq_BLHK, _ungrouped(dk_BMGCK, C, S), _ungrouped(dv_BMGCK, C, S), visited
 
 
-def _scores(k_GCK: jax.Array, qT_GKQ: jax.Array, starts_P: jax.Array, ends_P: jax.Array, first: Any) -> jax.Array:
-    """f32 [G, C, Q]: products of a pair's keys and queries, MASKED where the query may not see the key."""
-    G, C, Q, P = *k_GCK.shape[:2], qT_GKQ.shape[-1], len(starts_P)
-    keys_C1 = first + lax.broadcasted_iota(starts_P.dtype, (C, 1), 0)
-    mask_CP = (keys_C1 >= starts_P) & (keys_C1 < ends_P)
-    scores_GCRP = _times(k_GCK, qT_GKQ).reshape(G, C, Q // P, P)
-    return jnp.where(mask_CP[None, :, None], scores_GCRP, MASKED).reshape(G, C, Q)
+def _masked(scores: jax.Array, keys: jax.Array, starts: jax.Array, ends: jax.Array) -> jax.Array:
+    """Scores, MASKED where the query may not see the key; the others are given so that they broadcast to scores."""
+    return jnp.where((keys >= starts) & (keys < ends), scores, MASKED)
 
 
 def _times(x_GXY: jax.Array, y_GYZ: jax.Array) -> jax.Array:
     """A plain product for each key head, added up in f32."""
     return lax.dot_general(x_GXY, y_GYZ, (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+
+
+def _times_turned(x_GXY: jax.Array, z_GZY: jax.Array) -> jax.Array:
+    """The same with the second operand lying on its side: the CPU multiplies either at the same speed."""
+    return lax.dot_general(x_GXY, z_GZY, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32)
 
 
 def _zeros(*shape: int) -> jax.Array:
@@ -176,22 +194,12 @@ def _blocked(x_BL: jax.Array, size: int) -> jax.Array:
     return x_BL.reshape(x_BL.shape[0], -1, size, *x_BL.shape[2:])
 
 
-def _grouped(x_BLHK: jax.Array, groups: int, size: int) -> jax.Array:
-    """[B, L, H, K] -> [B, N, P, G, R, K]."""
+def _by_block(x_BLHK: jax.Array, groups: int, size: int) -> jax.Array:
+    """[B, L, H, K] -> [B, N, G, R * size, K]: each block one piece of memory."""
     x_BNPHK = _blocked(x_BLHK, size)
-    return x_BNPHK.reshape(*x_BNPHK.shape[:3], groups, -1, x_BNPHK.shape[-1])
-
-
-def _rows_by_keys(x_BNPGRK: jax.Array) -> jax.Array:
-    """[B, N, P, G, R, K] -> [B, N, G, R * P, K]."""
-    B, N, P, G, R, K = x_BNPGRK.shape
-    return x_BNPGRK.transpose(0, 1, 3, 4, 2, 5).reshape(B, N, G, R * P, K)
-
-
-def _keys_by_rows(x_BNPGRK: jax.Array) -> jax.Array:
-    """[B, N, P, G, R, K] -> [B, N, G, K, R * P]."""
-    B, N, P, G, R, K = x_BNPGRK.shape
-    return x_BNPGRK.transpose(0, 1, 3, 5, 4, 2).reshape(B, N, G, K, R * P)
+    B, N, P, H, K = x_BNPHK.shape
+    x_BNPGRK = x_BNPHK.reshape(B, N, P, groups, H // groups, K)
+    return x_BNPGRK.transpose(0, 1, 3, 4, 2, 5).reshape(B, N, groups, H // groups * P, K)
 
 
 def _ungrouped(x_BNGQK: jax.Array, size: int, length: int) -> jax.Array:
@@ -210,9 +218,9 @@ def blockwise(
 ) -> jax.Array:
     """softmax(q k / sqrt(K)) v over the keys in each row's interval -> [B, L, H, K] in the type of `q`.
 
-    As `attention.reference`, in memory linear in L and S and in time linear in the pairs that live. Blocks have `block`
-    queries or keys. Under vmap it raises NotImplementedError: loops with trip counts of their own would become one
-    loop, as long as the longest.
+    As `attention.reference`, in memory linear in L and S and in time linear in the pairs that live; a pair is a tile of
+    about `block` queries by `block` keys (`tile_of`). Under vmap it raises NotImplementedError: loops with trip counts
+    of their own would become one loop, as long as the longest.
     """
     return _value_and_kept(q_BLHK, k_BSGK, v_BSGK, starts_BL, ends_BL, block)[0]
 
@@ -220,22 +228,22 @@ def blockwise(
 def _value_and_kept(
     q: jax.Array, k: jax.Array, v: jax.Array, starts: jax.Array, ends: jax.Array, block: int
 ) -> tuple[jax.Array, Kept]:
-    out, log_total, _ = _unbatched(forward, block)(q, k, v, starts, ends)
+    out, log_total, _ = _unbatched(forward, tile_of(block, q, k))(q, k, v, starts, ends)
     # Named where they are made: what rematerialisation keeps under this name is all that the gradient needs.
     out, log_total = (checkpoint_name(x, "attended") for x in (out, log_total))
     return out, (q, k, v, starts, ends, out, log_total)
 
 
 def _gradient(block: int, kept: Kept, d_out: jax.Array) -> tuple[jax.Array | None, ...]:
-    dq, dk, dv, _ = _unbatched(backward, block)(*kept, d_out)
+    dq, dk, dv, _ = _unbatched(backward, tile_of(block, *kept[:2]))(*kept, d_out)
     return dq.astype(kept[0].dtype), dk.astype(kept[1].dtype), dv.astype(kept[2].dtype), None, None
 
 
 blockwise.defvjp(_value_and_kept, _gradient)
 
 
-def _unbatched(attention: Callable[..., Any], block: int) -> Callable[..., Any]:
-    guarded = custom_vmap(functools.partial(attention, block))
+def _unbatched(attention: Callable[..., Any], tile: Tile) -> Callable[..., Any]:
+    guarded = custom_vmap(functools.partial(attention, tile))
 
     @guarded.def_vmap
     def refuse(*_: Any) -> Any:

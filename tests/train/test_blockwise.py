@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
 from typing import Any
 
 import jax
@@ -13,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.train.attention import interval_mask, reference, windowed
-from packtrain.train.blockwise import backward, blockwise, forward
+from packtrain.train.blockwise import Tile, backward, blockwise, forward, tile_of
 
 B, H, G, K, BLOCK = 2, 4, 2, 8, 4
+TILE = Tile(queries=3, keys=BLOCK)
 LENGTH, SOURCE = 14, 11
 """Queries, and keys of cross attention: blocks divide neither."""
 TOLERANCE = 1e-5
@@ -36,16 +39,18 @@ def both(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, starts: jax
     for kernel in (functools.partial(blockwise, block=BLOCK), reference):
         out, pull = jax.vjp(lambda q, k, v, kernel=kernel: kernel(q, k, v, starts, ends), q, k, v)
         results.append((out, *pull(d_out)))
-    out, log_total, there = forward(BLOCK, q, k, v, starts, ends)
-    *_, back = backward(BLOCK, q, k, v, starts, ends, out, log_total, d_out)
+    out, log_total, there = forward(TILE, q, k, v, starts, ends)
+    *_, back = backward(TILE, q, k, v, starts, ends, out, log_total, d_out)
     return *results, (there, back)
 
 
 def live_pairs(starts: np.ndarray, ends: np.ndarray, keys: int) -> int:
     """By brute force, from the whole mask."""
     mask = np.asarray(interval_mask(jnp.asarray(starts), jnp.asarray(ends), keys))
-    blocks = [range(0, size, BLOCK) for size in mask.shape[1:]]
-    return sum(mask[b, i : i + BLOCK, j : j + BLOCK].any() for b in range(B) for i in blocks[0] for j in blocks[1])
+    P, C = TILE
+    return sum(
+        mask[b, i : i + P, j : j + C].any() for b in range(B) for i in range(0, LENGTH, P) for j in range(0, keys, C)
+    )
 
 
 def check(starts: np.ndarray, ends: np.ndarray, keys: int = LENGTH) -> None:
@@ -104,12 +109,43 @@ def test_never_under_vmap() -> None:
             jax.vmap(mapped)(q[None])
 
 
+def test_more_queries_where_heads_are_single() -> None:
+    """A tile has 512 rows of scores for each key head at a block of 256, however heads are grouped; never past the
+    end."""
+    def rows(heads: int, length: int = 1024) -> int:
+        return tile_of(256, jnp.zeros((1, length, heads, 8)), jnp.zeros((1, length, 2, 8))).queries * heads // 2
+
+    assert [rows(2), rows(4), rows(8)] == [512, 512, 1024]
+    assert rows(2, length=100) == 100
+
+
+def test_memory_is_linear_in_length() -> None:
+    """Temporaries of value and gradient at most double from 2,048 to 4,096 tokens and stay far below one array of
+    scores; inside the inner loops nothing as large as a block of dk is copied, so sums are added up in place."""
+    temporaries = []
+    for length in (2048, 4096):
+        x = jax.ShapeDtypeStruct((1, length, 1, 16), jnp.float32)
+        at = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        compiled = jax.jit(value_and_gradient).lower(x, x, x, at, at).compile()
+        temporaries.append(compiled.memory_analysis().temp_size_in_bytes)
+        assert temporaries[-1] < length * length  # a quarter of the scores' bytes
+    assert temporaries[1] <= 2.1 * temporaries[0]
+    parts = compiled.as_text().split("\n}")
+    inner = [text for text in parts if "exponential_fusion" in text and " while(" not in text and "ENTRY" not in text]
+    copies = re.findall(r"= f32\[([\d,]+)\]\S* copy\(", "".join(inner))
+    assert len(inner) == 2 and all(math.prod(map(int, dims.split(","))) < 256 * 16 for dims in copies), copies
+
+
+def value_and_gradient(q: jax.Array, k: jax.Array, v: jax.Array, starts: jax.Array, ends: jax.Array) -> Any:
+    out, pull = jax.vjp(lambda q, k, v: blockwise(q, k, v, starts, ends, 256), q, k, v)
+    return out, pull(out)
+
+
 def test_bf16_sums_in_f32() -> None:
     """Operands in bf16 give bf16 results within its rounding of the f32 ones, over more keys than bf16 can count."""
-    draw, keys = np.random.default_rng(1), 600
-    q, k, v = (jnp.asarray(draw.normal(size=(1, n, 1, K)), jnp.bfloat16) for n in (8, keys, keys))
+    keys = 600
+    q, k, v = (jnp.ones((1, n, 1, K), jnp.bfloat16) for n in (8, keys, keys))
     starts, ends = jnp.zeros((1, 8), jnp.int32), jnp.full((1, 8), keys, jnp.int32)
-    v = jnp.ones_like(v)
-    out = blockwise(q, k, v, starts, ends, 1)
+    out = jax.jit(blockwise, static_argnums=5)(q, k, v, starts, ends, 2)
     assert out.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(out, np.float32), 1.0, atol=0.01)
