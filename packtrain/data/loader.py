@@ -8,6 +8,7 @@ empty interval.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -26,6 +27,12 @@ from packtrain.data.tokenizer import Tokenizer, check_vocab, load_tokenizer
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
+
+
+GAP_ITEMS = 17 * 16
+"""Between the arrays of a batch: 17 lines of the cache."""
+BYTES_TOKENS = 16384
+"""So many targets at a time are looked up for their bytes: what that takes stays in the cache."""
 
 
 class Batch(NamedTuple):
@@ -92,17 +99,22 @@ def filled(
     token_bytes: I32,
 ) -> Batch:
     """A batch of full rows: the targets of each piece, one after the other, and the token before each piece."""
-    # One block for all: an allocator that hands pages back and takes them anew costs more than filling them.
-    tokens, targets, positions, starts, ends = np.empty((5, *shape), np.int32)
+    # One block for all: an allocator that hands pages back and takes them anew costs more than filling them. The gaps
+    # keep elements of one index from lying multiples of 4 KiB apart, where reading one waits for writing the other.
+    size = math.prod(shape)
+    block = np.empty((5, size + GAP_ITEMS), np.int32)
+    tokens, targets, positions, starts, ends = (part[:size].reshape(shape) for part in block)
     np.concatenate(views, out=targets.reshape(-1), casting="unsafe")
     firsts = lengths.cumsum() - lengths
     tokens.reshape(-1)[1:] = targets.reshape(-1)[:-1]
     tokens.reshape(-1)[firsts] = before
     starts.reshape(-1)[:] = np.repeat((firsts % shape[1]).astype(np.int32), lengths)
     column = np.arange(shape[1], dtype=np.int32)
-    np.subtract(column, starts, out=positions)
+    positions[:] = column
+    positions -= starts
     ends[:] = column + 1
-    n_bytes = sum(int(token_bytes.take(row).sum(dtype=np.int64)) for row in targets)
+    parts = targets.reshape(-1), range(0, targets.size, BYTES_TOKENS)
+    n_bytes = sum(int(token_bytes.take(parts[0][at : at + BYTES_TOKENS]).sum(dtype=np.int64)) for at in parts[1])
     return Batch(
         tokens, targets, np.ones(shape, np.float32), positions, starts, ends, n_bytes=n_bytes, n_tokens=targets.size
     )
@@ -154,7 +166,7 @@ class Loader:
             return None
         shares = np.repeat(draws.shares, [len(row) for row in rows])
         views, before = [np.zeros(0)] * len(pieces), np.full(len(pieces), self.tokenizer.end_of_document, np.int32)
-        for share in np.unique(shares).tolist():
+        for share in set(draws.shares.tolist()):
             of_share = np.flatnonzero(shares == share)
             found, ids = sources[share][0].read_pieces(*pieces[of_share].T)
             for at, view in zip(of_share.tolist(), found):
