@@ -4,7 +4,7 @@
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help first-light test lint soak-ci bench-help bench-data bench-train ratchet clean
+.PHONY: help first-light test lint soak-ci bench-help bench-data bench-train bench-attention ratchet clean
 
 help:
 	@echo "make first-light   install, then train a small language model on this machine's own text (about 6 minutes)"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench-help    how long packtrain --help takes"
 	@echo "make bench-data    tokens a second and core of the loader, beside grain and a dataset in Megatron's manner"
 	@echo "make bench-train   a training step beside the same in torch (PEER=python with torch; 3 minutes)"
+	@echo "make bench-attention  attention under masks, beside others (TORCH=python, TOKAMAX=python; 3 minutes)"
 	@echo "make ratchet       record shorter functions in tests/house/ratchet.json"
 	@echo "make clean         remove environments and caches; runs/ and stores/ stay"
 
@@ -50,6 +51,9 @@ bench-data: .venv/installed
 
 bench-train: .venv/installed
 	@.venv/bin/python bench/train.py
+
+bench-attention: .venv/installed
+	@.venv/bin/python bench/attention.py
 
 ratchet: .venv/installed
 	@.venv/bin/python -m tests.house.ratchet
