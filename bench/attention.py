@@ -99,40 +99,42 @@ def contenders() -> list[Contender]:
     return found
 
 
-def turn(found: list[Contender], rounds: int) -> None:
-    for length in LENGTHS:
+def turn(found: list[Contender], length: int, rounds: int) -> None:
+    for _ in range(rounds):
         for mask in MASKS if length == LENGTHS[-1] else MASKS[:-1]:
-            for _ in range(rounds):
-                for one in found:
-                    if one.name == "ours" or length <= PEER_LENGTH_MAX:
-                        one.run(mask, length)
+            for one in found:
+                if one.name == "ours" or length <= PEER_LENGTH_MAX:
+                    one.run(mask, length)
 
 
-def report(found: list[Contender]) -> None:
+def report(found: list[Contender], length: int) -> None:
     us = found[0]
-    print(f"{'length':>6} {'mask':8} {'ms':>7} {'pairs':>6}  time / causal, of its share of pairs  others / ours")
-    for length, mask in us.seconds:
+    for mask in (mask for at, mask in us.seconds if at == length):
         taken_s, causal_s = us.median(length, mask), us.median(length, "causal")
         pairs, to_causal = live_pairs(mask, length), taken_s / causal_s
         of_share = to_causal * live_pairs("causal", length) / pairs
         others = "  ".join(f"{one.name} {one.median(length, mask) / taken_s:.2f}" for one in found[1:] if one.seconds)
         print(
             f"{length:6d} {mask:8} {taken_s * 1e3:7.1f} {pairs:6d}  {to_causal:6.3f} {of_share:6.2f} "
-            f"(goal {GOAL_QUARTER if mask == 'quarter' else GOAL})  {others if length <= PEER_LENGTH_MAX else ''}"
+            f"(goal {GOAL_QUARTER if mask == 'quarter' else GOAL})  {others if length <= PEER_LENGTH_MAX else ''}",
+            flush=True,
         )
-    for one in found:
-        print(f"{one.name}: {one.version or 'did not start'}{'; ' + one.failed if one.failed else ''}")
 
 
 def main() -> None:
     rounds, found = int(os.environ.get("ROUNDS", "3")), contenders()
     for one in found:
         one.start()
-    turn(found, rounds)
+        print(f"{one.name}: {one.version or 'did not start'}")
+    print(f"medians of {rounds} runs, taken in turn; forward and backward (torch Flex: forward only)")
+    print(f"{'length':>6} {'mask':8} {'ms':>7} {'pairs':>6}  time / causal, of its share of pairs  others / ours")
+    for length in LENGTHS:
+        turn(found, length, rounds)
+        report(found, length)
     for one in found:
         one.stop()
-    print(f"medians of {rounds} runs, taken in turn; forward and backward (torch Flex: forward only)")
-    report(found)
+        if one.failed:
+            print(f"{one.name} failed: {one.failed}")
 
 
 if __name__ == "__main__":

@@ -143,7 +143,6 @@ def serve(prepare: Callable[[str, int], Run], version: str) -> None:
     for line in sys.stdin:
         try:
             if line not in ready:
-                ready.clear()  # what a shape holds in memory is large
                 ready[line] = prepare(**json.loads(line))
                 ready[line]()
             begun_s = time.perf_counter()

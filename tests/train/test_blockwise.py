@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.train.attention import interval_mask, reference, windowed
+from packtrain.train.attention import reference, windowed
 from packtrain.train.blockwise import Tile, backward, blockwise, forward, tile_of
 
 B, H, G, K, BLOCK = 2, 4, 2, 8, 4
@@ -22,7 +22,7 @@ TILE = Tile(queries=3, keys=BLOCK)
 LENGTH, SOURCE = 14, 11
 """Queries, and keys of cross attention: blocks divide neither."""
 TOLERANCE = 1e-5
-"""Largest difference of values and gradients of order 1; measured over 200 draws: 2e-6."""
+"""Largest difference of values and gradients of order 1; measured over 400 draws: 1.5e-6."""
 
 
 @functools.cache
@@ -46,8 +46,8 @@ def both(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, starts: jax
 
 def live_pairs(starts: np.ndarray, ends: np.ndarray, keys: int) -> int:
     """By brute force, from the whole mask."""
-    mask = np.asarray(interval_mask(jnp.asarray(starts), jnp.asarray(ends), keys))
-    P, C = TILE
+    at, (P, C) = np.arange(keys), TILE
+    mask = (at >= starts[..., None]) & (at < ends[..., None])
     return sum(
         mask[b, i : i + P, j : j + C].any() for b in range(B) for i in range(0, LENGTH, P) for j in range(0, keys, C)
     )
