@@ -6,8 +6,9 @@ Command:  make bench-attention
 
 One row, 8 heads of 64, f32, as a training step runs it: value and three gradients. At 2,048, 4,096 and 8,192 tokens:
 causal, packed (four documents), prefix (half), encoder, and at 8,192 `quarter`, documents that leave a quarter of
-causal's pairs of blocks. Contenders take turns, a run each; medians are printed. The goal: a mask takes at most 1.15 x
-the time of causal x (live pairs / causal's live pairs), and `quarter` at most 0.35 x causal.
+causal's pairs of blocks. Contenders take turns, a run each. Medians are printed by the clock and in core seconds,
+which a busy machine disturbs less; others as multiples of ours. The goal: a mask takes at most 1.15 x the
+time of causal x (live pairs / causal's live pairs), and `quarter` at most 0.35 x causal.
 
 Each contender is a process (bench/attention_peer.py). Others compute every pair under every mask but causal, in
 quadratic memory, so they stop at 4,096. FlexAttention has no backward on CPU: its figure is forward only.
@@ -53,7 +54,8 @@ class Contender:
 
     name: str
     argv: list[str]
-    seconds: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    seconds: dict[tuple[int, str], list[tuple[float, float]]] = field(default_factory=dict)
+    """(length, mask) -> runs: by the clock, and of all cores together."""
     version: str = ""
     failed: str = ""
 
@@ -73,7 +75,7 @@ class Contender:
         answer = self._answer()
         self.failed = answer.get("failed", "")
         if "seconds" in answer:
-            self.seconds.setdefault((length, mask), []).append(answer["seconds"])
+            self.seconds.setdefault((length, mask), []).append((answer["seconds"], answer["busy_s"]))
 
     def stop(self) -> None:
         self._process.communicate()
@@ -83,9 +85,9 @@ class Contender:
         line = self._process.stdout.readline()
         return dict(json.loads(line)) if line else {"failed": "the process ended"}
 
-    def median(self, length: int, mask: str) -> float:
-        found = self.seconds.get((length, mask))
-        return statistics.median(found) if found else float("nan")
+    def medians(self, length: int, mask: str) -> tuple[float, float]:
+        clock, busy = zip(*self.seconds.get((length, mask), [(float("nan"),) * 2]))
+        return statistics.median(clock), statistics.median(busy)
 
 
 def contenders() -> list[Contender]:
@@ -107,15 +109,20 @@ def turn(found: list[Contender], length: int, rounds: int) -> None:
                     one.run(mask, length)
 
 
+def beside(name: str, theirs_s: tuple[float, float], ours_s: tuple[float, float]) -> str:
+    return f"{name} {theirs_s[0] / ours_s[0]:.2f} (cores {theirs_s[1] / ours_s[1]:.2f})"
+
+
 def report(found: list[Contender], length: int) -> None:
     us = found[0]
     for mask in (mask for at, mask in us.seconds if at == length):
-        taken_s, causal_s = us.median(length, mask), us.median(length, "causal")
-        pairs, to_causal = live_pairs(mask, length), taken_s / causal_s
-        of_share = to_causal * live_pairs("causal", length) / pairs
-        others = "  ".join(f"{one.name} {one.median(length, mask) / taken_s:.2f}" for one in found[1:] if one.seconds)
+        ours_s, causal_s = us.medians(length, mask), us.medians(length, "causal")
+        pairs, to_causal = live_pairs(mask, length), [mine / base for mine, base in zip(ours_s, causal_s)]
+        share = pairs / live_pairs("causal", length)
+        others = "  ".join(beside(one.name, one.medians(length, mask), ours_s) for one in found[1:] if one.seconds)
         print(
-            f"{length:6d} {mask:8} {taken_s * 1e3:7.1f} {pairs:6d}  {to_causal:6.3f} {of_share:6.2f} "
+            f"{length:6d} {mask:8} {ours_s[0] * 1e3:8.1f} {ours_s[1] * 1e3:8.1f} {pairs:6d}  "
+            f"{to_causal[0]:6.3f} {to_causal[0] / share:6.2f}  {to_causal[1]:6.3f} {to_causal[1] / share:6.2f} "
             f"(goal {GOAL_QUARTER if mask == 'quarter' else GOAL})  {others if length <= PEER_LENGTH_MAX else ''}",
             flush=True,
         )
@@ -127,7 +134,7 @@ def main() -> None:
         one.start()
         print(f"{one.name}: {one.version or 'did not start'}")
     print(f"medians of {rounds} runs, taken in turn; forward and backward (torch Flex: forward only)")
-    print(f"{'length':>6} {'mask':8} {'ms':>7} {'pairs':>6}  time / causal, of its share of pairs  others / ours")
+    print(f"{'length':>6} {'mask':8} {'ms':>8} {'core ms':>8} {'pairs':>6}  / causal, / share  the same in core ms")
     for length in LENGTHS:
         turn(found, length, rounds)
         report(found, length)

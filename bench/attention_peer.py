@@ -1,7 +1,8 @@
 """One contender of bench/attention.py, as a process: torch, tokamax or JAX's own attention. Imports nothing of ours.
 
 In:  its kind as argument; on each line of its input a mask and a length as JSON.
-Out: a line of JSON about itself, then for each line seconds of one run, after the first of its shape; or why not.
+Out: a line of JSON about itself, then for each line seconds of one run, after the first of its shape, by the clock and
+of all cores together; or why not.
 """
 
 from __future__ import annotations
@@ -145,9 +146,10 @@ def serve(prepare: Callable[[str, int], Run], version: str) -> None:
             if line not in ready:
                 ready[line] = prepare(**json.loads(line))
                 ready[line]()
-            begun_s = time.perf_counter()
+            begun_s, busy_s = time.perf_counter(), time.process_time()
             ready[line]()
-            print(json.dumps({"seconds": time.perf_counter() - begun_s}), flush=True)
+            taken = {"seconds": time.perf_counter() - begun_s, "busy_s": time.process_time() - busy_s}
+            print(json.dumps(taken), flush=True)
         except Exception as error:
             print(json.dumps({"failed": f"{type(error).__name__}: {error}"[:200]}), flush=True)
 
