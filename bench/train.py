@@ -3,7 +3,8 @@
 Command:  make bench-train          (PEER=/path/to/python: an interpreter with torch 2.13.0; without it torch is absent)
 About 30M parameters, 4 rows of 512 tokens, f32, AdamW and clipping on both sides, FLOPs counted by one formula. The
 contenders take a few steps each in turn, so that a machine that becomes slower slows all. The peak is the best square
-matmul of jax, torch and numpy.
+matmul of jax, torch and numpy. On a machine that does other work, `taskset -c 1` before the command and the processor
+seconds: with one thread there is no waiting in them.
 
 Each contender is a process: sizes as JSON in its arguments, a number of steps on each line of its input, a line of
 JSON back for each, and one about itself first.
@@ -82,12 +83,13 @@ def contend(sizes: dict[str, int]) -> None:
     ours = Ours(sizes)
     print(json.dumps(ours.about), flush=True)
     for line in sys.stdin:
-        seconds, loss = [], 0.0
+        seconds, processor, loss = [], [], 0.0
         for _ in range(int(line)):
-            begun_s = time.perf_counter()
+            begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
             loss = ours.step()
             seconds.append(time.perf_counter() - begun_s)
-        print(json.dumps({"seconds": seconds, "loss": loss}), flush=True)
+            processor.append(time.process_time() - begun_cpu_s)
+        print(json.dumps({"seconds": seconds, "processor": processor, "loss": loss}), flush=True)
 
 
 @dataclass
@@ -98,6 +100,7 @@ class Contender:
     argv: list[str]
     about: dict[str, Any] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     first_s: float = 0.0
     loss: float = 0.0
 
@@ -108,22 +111,24 @@ class Contender:
         )
         self.about = self._answer()
         if self.about:
-            self.first_s = self._steps(WARM_STEPS)[0]
+            self.first_s = self._steps(WARM_STEPS)["seconds"][0]
 
     def run(self) -> None:
         if self.about:
-            self.seconds += self._steps(STEPS_A_ROUND)
+            answer = self._steps(STEPS_A_ROUND)
+            self.seconds += answer["seconds"]
+            self.processor += answer["processor"]
 
     def stop(self) -> None:
         self._process.communicate()
 
-    def _steps(self, n: int) -> list[float]:
+    def _steps(self, n: int) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{n}\n")
         self._process.stdin.flush()
         answer = self._answer()
         self.loss = answer["loss"]
-        return list(answer["seconds"])
+        return answer
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -153,8 +158,9 @@ def row(one: Contender, flops: int, peak: float, ours_s: float) -> str:
     rates = f"{SIZES['rows'] * SIZES['length'] / median_s:6.0f} tokens/s {flops / median_s / 1e9:6.1f} GFLOP/s"
     seconds = f"step {median_s:.3f} s ({min(one.seconds):.3f} to {max(one.seconds):.3f})"
     about = f"{one.about['version']}, {one.about['parameters'] / 1e6:.2f}M, first step {one.first_s:.0f} s"
+    processor = f"processor {statistics.median(one.processor):.2f} s"
     share, ratio = f"{flops / median_s / peak:5.1%} of peak", f"{ours_s / median_s:.2f} x ours"
-    return f"{one.name:14s} {rates} = {share}  {seconds}  {ratio}  ({about})"
+    return f"{one.name:14s} {rates} = {share}  {seconds}  {ratio}  {processor}  ({about})"
 
 
 def main() -> None:

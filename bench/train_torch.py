@@ -1,7 +1,8 @@
 """The peer of bench/train.py: the same model in torch, eager and compiled. Run by it, in an interpreter with torch.
 
 In:  the sizes as JSON, then `eager` or `compile`, as arguments; a number of steps on each line of standard input.
-Out: a line of JSON for each: {"seconds": [...], "loss": ...}; before them one about itself: version, parameters, peak.
+Out: a line of JSON for each: {"seconds": [...], "processor": [...], "loss": ...}; before them one about itself:
+version, parameters, peak.
 Fused AdamW, scaled_dot_product_attention and cross_entropy: what torch is fastest with.
 B rows, L length, D embed, H heads, K head, M mlp, V vocab.
 """
@@ -104,12 +105,13 @@ def main(sizes: Sizes, mode: str) -> None:
     about = {"version": f"torch {torch.__version__}", "parameters": parameters}
     print(json.dumps(about | {"peak": peak_flops_per_s(sizes["peak_size"])}), flush=True)
     for line in sys.stdin:
-        seconds, loss = [], 0.0
+        seconds, processor, loss = [], [], 0.0
         for _ in range(int(line)):
-            begun_s = time.perf_counter()
+            begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
             loss = trainer.step()
             seconds.append(time.perf_counter() - begun_s)
-        print(json.dumps({"seconds": seconds, "loss": loss}), flush=True)
+            processor.append(time.process_time() - begun_cpu_s)
+        print(json.dumps({"seconds": seconds, "processor": processor, "loss": loss}), flush=True)
 
 
 if __name__ == "__main__":
