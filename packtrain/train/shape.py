@@ -21,6 +21,7 @@ from packtrain.train import axes
 from packtrain.train.axes import ParamSpec
 from packtrain.train.config import ModelConfig
 from packtrain.train.flops import matmul_parameters
+from packtrain.train.loss import CHUNK_BYTES
 from packtrain.train.mesh import abstract_mesh, text
 from packtrain.train.model import param_specs
 from packtrain.train.sections import Sections
@@ -32,6 +33,11 @@ PARTS = {
     "embedding": "embeddings", "unembedding": "embeddings", "gate": "mlp", "up": "mlp", "down": "mlp", "q": "attention",
     "k": "attention", "v": "attention", "out": "attention",
 }
+WORKING = {
+    "full": {"span": 4, "stream": 7, "mlp": 7, "heads": 9, "kv_heads": 7},
+    "none": {"span": 3, "stream": 7, "mlp": 5, "heads": 9, "kv_heads": 7},
+}
+"""Arrays at work in the backward pass of one layer, by `remat`: counted in programs whose sizes were varied one by one."""
 
 
 class Collective(NamedTuple):
@@ -126,12 +132,52 @@ def batch_bytes(of: Layout) -> int:
 
 
 def memory(of: Layout) -> dict[str, int]:
-    """part -> bytes on each device at the most crowded moment of a step."""
-    state = state_bytes(of)
+    """part -> bytes on each device at the most crowded moment of a step.
+
+    State, batch and what layers keep are exact. What is at work was counted in the CPU compiler's programs (f32,
+    blockwise attention) and is taken to be as many arrays elsewhere.
+    """
+    state, model = state_bytes(of), of.spec.model
+    params, opt = state.pop("params"), state.pop("opt")
+    sums = 2 if of.spec.train.microbatches > 1 else 1  # of all microbatches so far, and of this one
     return {
-        "parameters": state.pop("params"), "optimizer": state.pop("opt"), "batch and counters": sum(state.values()) +
-        batch_bytes(of),
+        "parameters": params, "optimizer": opt, "batch and counters": sum(state.values()) + batch_bytes(of),
+        "gradients": sums * params, "kept by layers": model.layers * kept_bytes(of), "at work": working_bytes(of),
     }
+
+
+def _sizes(of: Layout) -> dict[str, int]:
+    """Elements of a microbatch's arrays on a device: streams (a span, and the whole length), mlp, heads, key heads."""
+    model, length = of.spec.model, ("length", of.spec.data.length)
+    return {
+        "span": of.activation(("span", of.spec.data.length), ("stream", model.embed)),
+        "stream": of.activation(length, ("stream", model.embed)),
+        "mlp": of.activation(length, ("mlp", model.mlp)),
+        "heads": of.activation(length, ("heads", model.heads), ("head", model.head)),
+        "kv_heads": of.activation(length, ("kv_heads", model.kv_heads), ("head", model.head)),
+    }
+
+
+def kept_bytes(of: Layout) -> int:
+    """That one layer keeps for its backward pass: its input, and under remat none what `model.KEPT` names."""
+    n, log_totals = _sizes(of), of.activation(("length", of.spec.data.length), ("heads", of.spec.model.heads))
+    if of.spec.train.remat == "full":
+        return of.compute * n["span"]
+    elements = 2 * n["span"] + 2 * n["heads"] + 2 * n["kv_heads"] + 2 * n["mlp"]
+    return of.compute * elements + F32 * log_totals
+
+
+def working_bytes(of: Layout) -> int:
+    """That exist for a while: in the backward pass of a layer, or in the loss, whichever is more."""
+    model, n = of.spec.model, _sizes(of)
+    table = F32 * of.elements(("vocab", "stream"), (model.vocab, model.embed))
+    layers = [spec for spec in param_specs(model)["layers"].values()]
+    weights = sum(_gathered(of, spec.dims[1:], spec.shape[1:]) for spec in layers)
+    arrays = WORKING[of.spec.train.remat]
+    layer = of.compute * (weights + sum(count * n[name] for name, count in arrays.items())) + table
+    scores = min(CHUNK_BYTES, F32 * of.activation(("length", of.spec.data.length)) * model.vocab)
+    loss = 3 * table + 2 * scores + 3 * of.compute * n["stream"]
+    return max(layer, loss)
 
 
 def flops_per_token(spec: Sections) -> int:
