@@ -37,7 +37,7 @@ WORKING = {
     "full": {"span": 4, "stream": 7, "mlp": 7, "heads": 9, "kv_heads": 7},
     "none": {"span": 3, "stream": 7, "mlp": 5, "heads": 9, "kv_heads": 7},
 }
-"""Arrays at work in the backward pass of one layer, by `remat`: counted in programs whose sizes were varied one by one."""
+"""Arrays at work in the backward pass of a layer, by `remat`: counted in programs whose sizes were varied in turn."""
 
 
 class Collective(NamedTuple):
@@ -171,9 +171,8 @@ def working_bytes(of: Layout) -> int:
     """That exist for a while: in the backward pass of a layer, or in the loss, whichever is more."""
     model, n = of.spec.model, _sizes(of)
     table = F32 * of.elements(("vocab", "stream"), (model.vocab, model.embed))
-    layers = [spec for spec in param_specs(model)["layers"].values()]
-    weights = sum(_gathered(of, spec.dims[1:], spec.shape[1:]) for spec in layers)
-    arrays = WORKING[of.spec.train.remat]
+    weights = sum(_gathered(of, spec.dims[1:], spec.shape[1:]) for spec in param_specs(model)["layers"].values())
+    arrays = WORKING["full" if of.spec.train.remat == "full" else "none"]
     layer = of.compute * (weights + sum(count * n[name] for name, count in arrays.items())) + table
     scores = min(CHUNK_BYTES, F32 * of.activation(("length", of.spec.data.length)) * model.vocab)
     loss = 3 * table + 2 * scores + 3 * of.compute * n["stream"]

@@ -1,4 +1,4 @@
-"""The layout matrix: five meshes x scan and unrolled x 1 and 4 microbatches, and every mesh's checkpoints on every other.
+"""The layout matrix: five meshes, scanned and unrolled, 1 and 4 microbatches; every mesh's checkpoints on every other.
 
 Twenty programs of one model over the same batches; each pair of meshes goes through the real writer and reader.
 """

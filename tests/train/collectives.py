@@ -161,3 +161,16 @@ def totals(found: list[Collective]) -> dict[tuple[tuple[str, ...], str], int]:
     for each in found:
         sums[each.axes, each.kind] += each.sent
     return dict(sums)
+
+
+def operations(text: str) -> Iterator[str]:
+    """The kind of every instruction, those inside fusions too."""
+    return (match[2] for match in map(OPERATION.match, text.splitlines()) if match)
+
+
+def arrays(text: str) -> Iterator[tuple[str, int, str]]:
+    """(kind of instruction, elements of its result, the line) for every instruction whose result is one array."""
+    for line in text.splitlines():
+        match = OPERATION.match(line)
+        if match and not match[1].startswith("("):
+            yield match[2], math.prod(map(int, NUMBERS.findall(ARRAY.findall(match[1])[0][1]))), line
