@@ -30,7 +30,7 @@ from packtrain.train.mesh import make_mesh
 from packtrain.train.orders import Orders, Wire
 from packtrain.train.profile import Compiled, Profiler
 from packtrain.train.sample import Sampler
-from packtrain.train.saving import Saves, Standing, import_params, local_tensors, restore_state, warning
+from packtrain.train.saving import Saves, Standing, import_params, local_bytes, restore_state, warning
 from packtrain.train.seat import Desk, writer_name
 from packtrain.train.sections import Sections
 from packtrain.train.selfcheck import check_attention
@@ -71,7 +71,7 @@ def train(desk: Desk) -> None:
     sampler = Sampler(spec, mesh, loader.tokenizer)
     sampler.check(spec.train.sample_prompts)
     step, profiler = _step(desk, mesh)
-    saver = _saver(desk, sum(tensor.array.nbytes for tensor in local_tensors(state, specs)))
+    saver = _saver(desk, local_bytes(state))
     with closing(saver), closing(Prefetcher(loader, standing.index, spec.data.prefetch_batches)) as feed:
         saves = Saves(saver, specs, desk.platform, desk.journal, facts, published, desk.place.rank == 0)
         parts = Parts(

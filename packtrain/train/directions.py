@@ -143,8 +143,10 @@ def _factored(square: jax.Array, slots: Slots, share: jax.Array, of: Sides) -> t
     column = slots["column"] + share * (square.mean(of.stream) - slots["column"])
     stacked = len(of.stack)
     row_share = row / row.mean(tuple(range(stacked, row.ndim)), keepdims=True)
-    wide = jnp.expand_dims(row_share, of.inner) * jnp.expand_dims(column, of.stream)
-    return jax.lax.rsqrt(wide), {"row": row, "column": column}
+    # Two roots, not the root of a product: with an unseen token and a quiet channel that product is 0 in f32.
+    scales = (jax.lax.rsqrt(jnp.maximum(x, TINY)) for x in (row_share, column))
+    row_scale, column_scale = (jnp.expand_dims(x, side) for x, side in zip(scales, (of.inner, of.stream)))
+    return row_scale * column_scale, {"row": row, "column": column}
 
 
 def orthogonalised(x: jax.Array, spec: ParamSpec, mesh: Mesh) -> jax.Array:

@@ -44,14 +44,14 @@ class HeldOut:
 
     def __init__(self, spec: Sections, mesh: Mesh) -> None:
         self.stores = spec.data.held_out
-        self._data, self._mesh = spec.data, mesh
+        self._data, self._mesh, self._microbatches = spec.data, mesh, spec.train.microbatches
         self._evaluate: Callable[[Tree, Any], Any] = make_eval(spec.model, spec.train, mesh)
 
     def sums(self, params: Tree, store: str, rows_max: int, between: Callable[[], None]) -> Sums:
         """Over the first `rows_max` rows of a store, 0: all. `between` is called after each batch and may raise."""
         total = Sums()
         for batch in self._batches(store, rows_max):
-            nll_sum, weight_sum = self._evaluate(params, place_batch(batch, self._mesh, 1))
+            nll_sum, weight_sum = self._evaluate(params, place_batch(batch, self._mesh, self._microbatches))
             total = total.plus(float(nll_sum), float(weight_sum), batch.n_bytes)
             between()
         return total

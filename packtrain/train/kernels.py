@@ -12,6 +12,7 @@ What each can do (sources read, 2026-11; nothing but CPU was run):
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,5 +102,6 @@ def _check(name: str, precision: str, device: Device, packed_causal: bool) -> No
 
 
 def _generation(device: Device) -> int:
-    """8 for sm80, 9 for sm90; 0 where a device has no such number."""
-    return int(float(getattr(device, "compute_capability", 0) or 0))
+    """8 for sm80, 9 for sm90; 0 where a device has no such number (a TPU, an AMD GPU: "gfx942")."""
+    found = re.fullmatch(r"(\d+)\.\d+", str(getattr(device, "compute_capability", "")))
+    return int(found[1]) if found else 0

@@ -19,11 +19,11 @@ USED_AXES = frozenset(axis for axes in TABLE.values() for axis in axes)
 def make_mesh(mesh: dict[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A mesh of `devices` (default: all of the world) with the sizes named; axes left out have size 1.
 
-    An empty dict puts every device on `fsdp`. Devices keep their order, so that those of one process are neighbours
+    An empty dict puts every device on `fsdp`. Devices of one process are neighbours (on TPU pods their numbers are not)
     and fall on the innermost axes: replica groups span processes, tensor groups stay inside one where they fit.
     Raises LayoutError when the sizes do not multiply to the number of devices, or name an axis no dim is split over.
     """
-    devices = list(jax.devices() if devices is None else devices)
+    devices = sorted(jax.devices() if devices is None else devices, key=lambda device: device.process_index)
     sizes = dict.fromkeys(MESH_AXES, 1) | (mesh or {"fsdp": len(devices)})
     _check(sizes, len(devices))
     grid = np.array(devices, dtype=object).reshape([sizes[axis] for axis in MESH_AXES])

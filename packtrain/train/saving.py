@@ -96,6 +96,12 @@ def local_tensors(state: State, specs: Mapping[str, LeafSpec]) -> list[LocalTens
     return pieces
 
 
+def local_bytes(state: State) -> int:
+    """Size of what `local_tensors` gives, with nothing copied."""
+    leaves = jax.tree.leaves(state)
+    return sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.replica_id == 0)
+
+
 def restore_state(checkpoint: Checkpoint, spec: Sections, mesh: Mesh) -> State:
     """The saved state on `mesh`, bit for bit. Raises WrongModel, CheckpointDamaged, LayoutError."""
     check_model(checkpoint.specs, state_specs(spec.model, spec.optim), checkpoint.folder)
@@ -118,12 +124,16 @@ def import_params(weights: hf.Weights, spec: Sections, mesh: Mesh) -> Tree:
 
 
 def restore_params(checkpoint: Checkpoint, spec: Sections, mesh: Mesh) -> Tree:
-    """The weights alone."""
-    check_model(checkpoint.specs, state_specs(spec.model, spec.optim), checkpoint.folder)
+    """The weights alone, whatever optimizer trained them. Raises WrongModel, CheckpointDamaged, LayoutError."""
+    check_model(_weights(checkpoint.specs), _weights(state_specs(spec.model, spec.optim)), checkpoint.folder)
     places = shardings(spec.model, spec.optim, mesh).params
     names = flatten(shardings(spec.model, spec.optim, mesh)._replace(opt=()))
     leaves = [_placed(checkpoint, name, place) for name, place in names.items() if name.startswith("params/")]
     return jax.tree.unflatten(jax.tree.structure(places), leaves)
+
+
+def _weights(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: spec for name, spec in leaves.items() if name.startswith("params/")}
 
 
 def check_model(found: Mapping[str, TensorSpec], wanted: Mapping[str, LeafSpec], where: str) -> None:
@@ -132,9 +142,10 @@ def check_model(found: Mapping[str, TensorSpec], wanted: Mapping[str, LeafSpec],
     for name in [*wanted, *(name for name in here if name not in wanted)]:
         if here.get(name) != wanted.get(name):
             raise WrongModel(
-                f"the checkpoint is of another model: tensor {name} is {_text(here.get(name))} there "
-                f"and {_text(wanted.get(name))} in the model configured",
-                where=where, fix="use the model section of the run that saved it, or start another run with --new",
+                f"the checkpoint is of another model or optimizer: tensor {name} is {_text(here.get(name))} there "
+                f"and {_text(wanted.get(name))} as configured",
+                where=where,
+                fix="use the model and optim sections of the run that saved it, or start another run with --new",
             )
 
 

@@ -28,7 +28,8 @@ CROP = 128
 CROP_BLOCK = 48
 """So small that the gradient of the crop crosses blocks, some of them partly filled."""
 TOLERANCE, TOLERANCE_ROUNDED = 1e-4, 4e-2
-"""Largest difference relative to the largest entry: of blockwise in f32, and where products round to bf16 or less."""
+"""Largest difference relative to the size of what should be there: of blockwise in f32 on CPU, and where products round
+to TF32, bf16 or less."""
 
 
 def check_attention(
@@ -46,13 +47,14 @@ def check_attention(
     whole, crop = (_operands(draw, shape, model, train) for shape in ((rows, length), (1, min(CROP, length))))
     compare = jax.jit(functools.partial(_differences, kernel, model, train))
     apart = compare(starts_BL[:rows], ends_BL[:rows], at_BQ, whole, crop)
-    exact = train.attention == "blockwise" and train.precision == "f32"
+    # Elsewhere products of f32 are taken in TF32 or bf16 unless asked otherwise.
+    exact = train.attention == "blockwise" and train.precision == "f32" and jax.default_backend() == "cpu"
     bound = TOLERANCE if exact else TOLERANCE_ROUNDED
     for name, found in zip(("values", "dq", "dk", "dv"), jax.device_get(apart), strict=True):
         if not found <= bound:  # NaN included
             raise AttentionWrong(
-                f"the attention kernel {train.attention} differs from the plain reference by {found:.1e} of the "
-                f"largest entry ({name}; allowed {bound:g}) under the masks of this run",
+                f"the attention kernel {train.attention} differs from the plain reference by {found:.1e} of its size "
+                f"({name}; allowed {bound:g}) under the masks of this run",
                 where=f"train.attention on {jax.devices()[0].device_kind}",
                 fix="train.attention=blockwise (or reference, slow and quadratic); and please report this kernel",
             )
@@ -68,7 +70,7 @@ def _differences(
     found_BLHK = kernel(q, k, v, starts_BL, ends_BL, train)
     picked = (jnp.take_along_axis(x, at_BQ, axis=1) for x in (starts_BL, ends_BL))
     wanted_BQHK = reference(jnp.take_along_axis(q, at_BQ11, axis=1), k, v, *picked)
-    value = _apart(jnp.take_along_axis(found_BLHK, at_BQ11, axis=1), wanted_BQHK)
+    value = _apart_each(jnp.take_along_axis(found_BLHK, at_BQ11, axis=1), wanted_BQHK)
     *qkv, d_out = crop
     starts, ends = (jnp.minimum(x[:1, : d_out.shape[1]], d_out.shape[1]) for x in (starts_BL, ends_BL))
     small = msgspec.structs.replace(train, attention_block=min(train.attention_block, CROP_BLOCK))
@@ -82,6 +84,13 @@ def _operands(draw: np.random.Generator, shape: tuple[int, int], model: ModelCon
     compute = jnp.bfloat16 if train.precision == "bf16" else jnp.float32
     heads = model.heads, model.kv_heads, model.kv_heads, model.heads
     return [jnp.asarray(draw.standard_normal((*shape, n, model.head), np.float32), compute) for n in heads]
+
+
+def _apart_each(found: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Each head of each query by its own size: a mean over many keys is small, and a wrong mask there as wrong."""
+    found, wanted = found.astype(jnp.float32), wanted.astype(jnp.float32)
+    size = jnp.sqrt(jnp.mean(jnp.square(wanted), axis=-1, keepdims=True))
+    return (jnp.abs(found - wanted) / jnp.maximum(size, 1e-6)).max()
 
 
 def _apart(found: jax.Array, wanted: jax.Array) -> jax.Array:

@@ -181,10 +181,17 @@ def make_step(
 def make_eval(
     model: ModelConfig, train: TrainConfig, mesh: Mesh
 ) -> Callable[[Tree, Batch], tuple[jax.Array, jax.Array]]:
-    """The compiled evaluation: (params, batch) -> (sum(w * nll), sum(w)), whole on every process."""
+    """The compiled evaluation: (params, batch) -> (sum(w * nll), sum(w)), whole on every process.
+
+    In microbatches, as the step: an evaluation must not need more memory than training.
+    """
 
     def local(params: Tree, batch: Batch) -> jax.Array:
-        return axes.total(losses(params, batch, model, train, mesh).nll, ("rows", "length"), mesh)
+        def add(nll: jax.Array, part: Batch) -> tuple[jax.Array, None]:
+            return nll + losses(params, part, model, train, mesh).nll, None
+
+        nll = jax.lax.scan(add, jnp.float32(0), split_rows(batch, train.microbatches))[0]
+        return axes.total(nll, ("rows", "length"), mesh)
 
     given = places(model, mesh), axes.place(("rows", "length"), mesh)
     summed = axes.spread(local, mesh, given, axes.place((), mesh))

@@ -40,6 +40,8 @@ def test_every_token_of_the_store_counts_once(corpus: str) -> None:
     assert (record.tokens, total.n_bytes) == (card.tokens, card.bytes)
     assert record.loss == pytest.approx(math.log(spec.model.vocab), rel=1e-5)
     assert record.bits_per_byte == pytest.approx(math.log2(spec.model.vocab) * card.tokens / card.bytes, rel=1e-5)
+    halves = HeldOut(rig.with_train(spec, microbatches=2), one_device())
+    assert halves.sums(params, store, 0, lambda: None).record(7, store, True).loss == pytest.approx(record.loss, 1e-6)
     some = held_out.sums(params, store, 5, lambda: None)
     assert 0 < some.weight_sum <= 5 * 32 < card.tokens
     assert len(beats) > 2

@@ -32,7 +32,7 @@ class Chip:
 
 CPU, TPU = Chip("cpu", "cpu"), Chip("tpu", "TPU v5e")
 A100, H100 = Chip("gpu", "NVIDIA A100", "8.0"), Chip("gpu", "NVIDIA H100", "9.0")
-B200 = Chip("gpu", "NVIDIA B200", "10.0")
+B200, MI300 = Chip("gpu", "NVIDIA B200", "10.0"), Chip("gpu", "AMD Instinct MI300X", "gfx942")
 
 
 def choose(asked: str, chip: Chip, precision: str = "bf16", packed_causal: bool = True) -> str:
@@ -48,7 +48,7 @@ def test_automatic_choice() -> None:
     """CPU gets blockwise, a TPU splash where masks allow it; sm80 and everything else must ask for what is slow."""
     assert choose("auto", CPU) == choose("blockwise", A100) == "blockwise"
     assert choose("auto", TPU) == "splash"
-    for chip, packed in ((A100, True), (TPU, False)):
+    for chip, packed in ((A100, True), (MI300, True), (TPU, False)):
         text = choose("auto", chip, packed_causal=packed)
         assert chip.device_kind in text and "train.attention=blockwise works, but" in text and "60 bytes" in text
     assert BLOCKWISE_COST in resolved(TrainConfig(attention="blockwise"), A100).reason
@@ -107,6 +107,19 @@ def test_a_wrong_kernel_is_found_before_the_first_step(kernel: Any, name: str) -
     with pytest.raises(AttentionWrong) as caught:
         check_attention(rows.starts_BL, rows.ends_BL, MODEL, BLOCKWISE, kernel=kernel)
     assert f"({name};" in caught.value.what and "train.attention=blockwise" in caught.value.fix
+
+
+def test_a_window_ignored_in_long_rows_is_found() -> None:
+    """A mean over many keys is small beside the value of a document's first token: each query is held to its own."""
+    at = np.arange(512, dtype=np.int32)[None]
+    model = ModelConfig(heads=1, kv_heads=1, head=8, window=256)
+
+    def windowless(q: jax.Array, k: jax.Array, v: jax.Array, starts: jax.Array, ends: jax.Array, _: Any) -> Any:
+        return reference(q, k, v, 0 * starts, ends)
+
+    with pytest.raises(AttentionWrong, match="values"):
+        bf16 = TrainConfig(attention="blockwise", precision="bf16")
+        check_attention(0 * at, at + 1, model, bf16, kernel=windowless)
 
 
 # --- splash, as far as it goes without a TPU -------------------------------------------------------

@@ -85,6 +85,16 @@ def test_adafactor_equals_optax_on_each_layer() -> None:
         np.testing.assert_allclose(found, jnp.stack([update for update, _ in both]), rtol=2e-5)
 
 
+def test_adafactor_of_a_token_never_seen_and_a_quiet_channel() -> None:
+    """The product of both statistics vanishes in f32; the direction stays finite, and 0 where the gradient is."""
+    spec = ParamSpec((16, 8), ("vocab", "embed"), 1.0)
+    grad = draw(spec, 0) * np.where(np.arange(8) == 3, 1e-9, 1.0)
+    grad[5] = 0.0
+    slots = {"row": jnp.zeros(8), "column": jnp.zeros(16)}
+    found, _ = adafactor(jnp.asarray(grad, jnp.float32), slots, jnp.int32(0), spec, ADAFACTOR, mesh_of())
+    assert jnp.isfinite(found).all() and not found[5].any() and jnp.abs(found[0]).min() > 0
+
+
 def test_adafactor_keeps_whole_moments_of_vectors() -> None:
     """A norm's scale is divided by the root of its own running mean square."""
     spec = ParamSpec((4,), ("embed",), "ones")
