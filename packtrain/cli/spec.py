@@ -10,7 +10,14 @@ from collections.abc import Sequence
 import msgspec
 
 from packtrain.core import config
-from packtrain.core.errors import Contradiction, CorpusMissing, SpecDiffers, TokenizerMismatch, UsageError
+from packtrain.core.errors import (
+    Contradiction,
+    CorpusMissing,
+    HfUnusable,
+    SpecDiffers,
+    TokenizerMismatch,
+    UsageError,
+)
 from packtrain.core.platform import LocalPlatform
 from packtrain.data.config import DataConfig, StoreUse
 from packtrain.recipes import catalog
@@ -29,7 +36,7 @@ def resolve(recipe: str, overrides: Sequence[str], data: str | None) -> RunSpec:
     spec = catalog.resolve(recipe, padded_vocab(folder) if folder else None)
     if folder:
         spec = with_data(spec, folder)
-    spec = with_weights(overridden(spec, overrides))
+    spec = with_weights(overridden(spec, overrides), overrides)
     return msgspec.structs.replace(spec, overrides=(*([DATA + folder] if folder else []), *overrides))
 
 
@@ -63,19 +70,36 @@ def with_data(spec: RunSpec, folder: str) -> RunSpec:
     return msgspec.structs.replace(spec, data=data)
 
 
-def with_weights(spec: RunSpec) -> RunSpec:
-    """With the model that the folder `train.weights` holds, where one is named. Raises HfUnusable."""
+def with_weights(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
+    """With the model that the folder `train.weights` holds, where one is named; of `overrides` those hold that its
+    config.json does not decide. Its files' headers are read, none of the weights. Raises HfUnusable, Contradiction."""
     if not spec.train.weights:
         return spec
     from packtrain.checkpoint.interop import hf
 
     weights = hf.Weights(LocalPlatform(), spec.train.weights)
-    return msgspec.structs.replace(spec, model=ModelConfig(**weights.fields))
+    of_model = [override for override in overrides if _pair(override)[0].split(".")[0] == "model"]
+    for key in (_pair(override)[0] for override in of_model):
+        if key.removeprefix("model.") in {"model", *weights.fields}:
+            raise Contradiction(
+                f"the model section comes from {hf.CONFIG} in {spec.train.weights}", where=f"--set {key}",
+                fix=f"leave {key} out",
+            )
+    try:
+        model = ModelConfig(**weights.fields)
+    except Contradiction as error:
+        raise HfUnusable(
+            f"config.json describes a model that cannot be: {error.what}", where=f"{spec.train.weights}/{hf.CONFIG}",
+            fix="download the model again, or correct it there",
+        ) from error
+    weights.matched(model)
+    return config.override(msgspec.structs.replace(spec, model=model), of_model)
 
 
 def check_data(spec: RunSpec) -> None:
     """Raises Contradiction where there is nothing to read, CorpusMissing where it is not there, StoreDamaged where its
-    card is, TokenizerMismatch where two stores, held out or not, were made with different tokenizers."""
+    card is, TokenizerMismatch where two stores, held out or not, were made with different tokenizers, or with another
+    than foreign weights."""
     from packtrain.data.signed import read_card
     from packtrain.data.store import CARD, Card
 
@@ -95,6 +119,12 @@ def check_data(spec: RunSpec) -> None:
             "the stores of one run were made with different tokenizers", where=", ".join(made_with.values()),
             fix="build all with one tokenizer.json (`packtrain data build --tokenizer FILE`)",
         )
+    if spec.train.weights:
+        from packtrain.checkpoint.interop import hf
+        from packtrain.data.tokenizer import check_foreign
+
+        weights = hf.Weights(LocalPlatform(), spec.train.weights)
+        check_foreign(LocalPlatform(), weights.folder, weights.vocab, card.tokenizer_hash, card.tokenizer_size)
 
 
 def store_folders(data: DataConfig) -> list[str]:

@@ -217,3 +217,16 @@ def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
             f"the model has {vocab} rows in its vocabulary, the tokenizer needs {tokenizer.padded_size}",
             where="model.vocab", fix=f"--set model.vocab={tokenizer.padded_size}",
         )
+
+
+def check_foreign(platform: Platform, folder: str, vocab: int, store_hash: str, store_size: int) -> None:
+    """The weights in `folder`, of `vocab` ids, know the ids of their own tokenizer, which has to be the stores'. Where
+    the folder brings none, the stores' must at least have rows there. Raises TokenizerMismatch."""
+    path = f"{folder}/{FILE}"
+    if store_size > -(-vocab // 128) * 128:
+        what = f"the stores were built with a tokenizer of {store_size} ids, and the weights know {vocab}"
+    elif platform.exists(path) and read_tokenizer(platform, path).hash != store_hash:
+        what = "the weights were trained with another tokenizer than the stores were built with"
+    else:
+        return
+    raise TokenizerMismatch(what, where=path, fix=f"packtrain data build PATH... --out DIR --tokenizer {path}")

@@ -20,8 +20,7 @@ from packtrain.core.contract import CarrierClient, Control, Place
 from packtrain.core.errors import Contradiction, TokenizerMismatch
 from packtrain.core.platform import Platform
 from packtrain.data.loader import Loader, Prefetcher, check_held_out, open_loader
-from packtrain.data.tokenizer import FILE as TOKENIZER
-from packtrain.data.tokenizer import read_tokenizer
+from packtrain.data.tokenizer import check_foreign
 from packtrain.train.flops import measure_peak
 from packtrain.train.heldout import HeldOut
 from packtrain.train.kernels import resolved
@@ -116,8 +115,8 @@ def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tup
         state = init_state(spec.model, spec.optim, spec.seed, mesh)
         if spec.train.weights:
             with desk.beats.during("restore"):
-                check_tokenizer(desk.platform, spec.train.weights, loader)
-                weights = hf.Weights(desk.platform, spec.train.weights)
+                weights, tokenizer = hf.Weights(desk.platform, spec.train.weights), loader.tokenizer
+                check_foreign(desk.platform, weights.folder, weights.vocab, tokenizer.hash, tokenizer.size)
                 state = state._replace(params=())  # what was drawn gives room to what is read
                 state = state._replace(params=import_params(weights, spec, mesh))
         return state, Standing(), (-1, 0)
@@ -126,16 +125,6 @@ def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tup
         check_lineage(checkpoint, facts_of(spec, loader, desk.platform))
         state = restore_state(checkpoint, spec, mesh)
     return state, Standing.of(checkpoint.manifest), (checkpoint.manifest.step, restore.commit)
-
-
-def check_tokenizer(platform: Platform, folder: str, loader: Loader) -> None:
-    """Foreign weights know the ids of their own tokenizer. Raises TokenizerMismatch; silent where they bring none."""
-    path = f"{folder}/{TOKENIZER}"
-    if platform.exists(path) and read_tokenizer(platform, path).hash != loader.tokenizer.hash:
-        raise TokenizerMismatch(
-            "the weights were trained with another tokenizer than the stores were built with", where=path,
-            fix=f"packtrain data build PATH... --out DIR --tokenizer {path}",
-        )
 
 
 def _world_peak(desk: Desk, precision: str) -> float:

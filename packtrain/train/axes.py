@@ -28,9 +28,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     "kv_heads": ("tensor",),
     "head": (),
     "mlp": ("tensor",),
-    # `layer` while each device works on whole matrices of its own, and on the way there and back
+    # `layer` while each device works on whole matrices of its own
     "dealt": ("fsdp", "tensor"),
-    "half_dealt": ("fsdp",),
     # of activations; `stream` is embed where it is whole: in the residual stream, and in a weight gathered for use
     "rows": ("replica", "fsdp"),
     "length": ("context",),

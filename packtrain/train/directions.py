@@ -160,27 +160,15 @@ def orthogonalised(x: jax.Array, spec: ParamSpec, mesh: Mesh) -> jax.Array:
     matrix = (stream_size, inner_size) if stream < inner else (inner_size, stream_size)
     layers = x.shape[0] if stack else 1
     flat = jnp.reshape(x, (layers, *matrix))  # sides are neighbours in memory, so nothing moves
-    if axes.devices_on("dealt", mesh) == 1:
+    dealt = axes.devices_on("dealt", mesh)
+    if dealt == 1:
         flat = jax.lax.map(newton_schulz, flat)  # one layer's products at a time: little memory
     else:
-        flat = _on_dealt_layers(flat, tuple(spec.dims[side[0]] for side in sorted((stream, inner))), mesh)
+        whole = jnp.pad(flat, ((0, -layers % dealt), (0, 0), (0, 0)))
+        whole = axes.laid(whole, ("dealt", "stream", "stream"), mesh)
+        whole = axes.laid(jax.vmap(newton_schulz)(whole), ("dealt", "stream", "stream"), mesh)
+        flat = whole[:layers]
     return axes.laid(MATCHED_RMS * math.sqrt(max(matrix)) * jnp.reshape(flat, x.shape), spec.dims, mesh)
-
-
-def _on_dealt_layers(flat: jax.Array, matrix: tuple[str, ...], mesh: Mesh) -> jax.Array:
-    """Newton-Schulz on [layers, a, b], whose sides are cut as the dims `matrix`, and cut so again.
-
-    An axis at a time: each step is an all-to-all. In one step XLA gathers all layers onto every device.
-    """
-    handed = tuple("stream" if dim == "embed" else dim for dim in matrix)
-    way = ("layer", *matrix), ("half_dealt", *handed), ("dealt", "stream", "stream")
-    whole = jnp.pad(flat, ((0, -len(flat) % axes.devices_on("dealt", mesh)), (0, 0), (0, 0)))
-    for dims in way:
-        whole = axes.laid(whole, dims, mesh)
-    whole = jax.vmap(newton_schulz)(whole)
-    for dims in reversed(way):
-        whole = axes.laid(whole, dims, mesh)
-    return whole[: len(flat)]
 
 
 def newton_schulz(x: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,17 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
+def small(tensor: hf.fmt.LocalTensor) -> hf.fmt.LocalTensor:
+    """Without the highest bit of each exponent: below 2, so finite in bf16 too."""
+    return tensor._replace(array=(tensor.array.view(np.uint32) & ~np.uint32(1 << 30)).view(np.float32))
+
+
 def saved(folder: pathlib.Path, model: ModelConfig) -> Checkpoint:
     """A published checkpoint of random bits."""
     run = str(folder / "run")
     log = make_run(PLATFORM, run)
     begun = log.begin(0, ("r00000",), "node")
-    pieces = [tensor_of(name, "float32", shape) for name, shape in shapes(model).items()]
+    pieces = [small(tensor_of(name, "float32", shape)) for name, shape in shapes(model).items()]
     part = part_of(PLATFORM, pieces, f"{run}/buffer")
     about = {"data_index": 1, "seed": 7, "meta": {}}
     save = Save(1, begun.attempt, (part,), about, PLATFORM.boot_ns() + 60 * NS)
@@ -99,19 +105,21 @@ def test_files_are_as_their_library_reads_them(tmp_path: pathlib.Path) -> None:
 
 def test_bf16(tmp_path: pathlib.Path) -> None:
     """Asked for bf16, files hold rounded weights and config.json says so; reading gives them as f32."""
-    with np.errstate(invalid="ignore"):  # among random bits some are no number
-        checkpoint, out, _ = exported(tmp_path, QWEN, bf16=True)
-        wanted = checkpoint.read("params/final_norm").astype(hf.fmt.DTYPES["bfloat16"][1]).astype(np.float32)
+    checkpoint, out, _ = exported(tmp_path, QWEN, bf16=True)
+    wanted = checkpoint.read("params/final_norm").astype(hf.fmt.DTYPES["bfloat16"][1]).astype(np.float32)
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "bfloat16"
     found = hf.Weights(PLATFORM, out).matched(QWEN).read("params/final_norm", ((0, 12),))
     assert found.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize(("changes", "named"), [
-    ({"model_type": "gpt2"}, "model_type 'gpt2'"), ({"attention_bias": True}, "biases"),
-    ({"hidden_act": "gelu"}, "activation 'gelu'"), ({"quantization_config": {}}, "quantized"),
-    ({"rope_parameters": {"rope_type": "yarn"}}, "stretched positions"), ({"hidden_size": None}, "lacks a size"),
-    ({"num_attention_heads": "six"}, "lacks a size"), ({"use_sliding_window": True}, "windows in some layers"),
+    ({"model_type": "gpt2"}, "model_type \"gpt2\""), ({"attention_bias": True}, "biases"),
+    ({"hidden_act": "gelu"}, "activation \"gelu\""), ({"quantization_config": {}}, "quantized"),
+    ({"rope_parameters": {"rope_type": "yarn"}}, "stretched positions"),
+    ({"hidden_size": None}, "hidden_size is missing"),
+    ({"hidden_size": "12"}, "hidden_size is \"12\""), ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+    ({"rms_norm_eps": "small"}, "rms_norm_eps is \"small\""), ({"rope_parameters": [1]}, "stretched"),
+    ({"use_sliding_window": True}, "windows in some layers"),
 ])
 def test_foreign_models_are_refused_by_name(tmp_path: pathlib.Path, changes: dict[str, Any], named: str) -> None:
     """What our model does not compute is named, never read as if it were something else."""
@@ -133,33 +141,120 @@ def test_models_that_theirs_do_not_compute_are_not_written(tmp_path: pathlib.Pat
         hf.export(PLATFORM, checkpoint, QWEN, str(tmp_path / "run"), VOCAB, 64)
 
 
+def edit(out: str, change: Callable[[dict[str, Any], bytearray], bytes]) -> None:
+    """Rewrite its one safetensors file: `change` edits the header and the data, and gives what is appended."""
+    path = pathlib.Path(out) / hf.SINGLE
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8:end]), bytearray(data[end:])
+    more = change(header, body)
+    path.write_bytes(hf.fmt.header_bytes(header) + body + more)
+
+
+def add(name: str, code: str = "F32", data: bytes = bytes(4)) -> Callable[[dict[str, Any], bytearray], bytes]:
+    def change(header: dict[str, Any], body: bytearray) -> bytes:
+        at = len(body)
+        header[name] = {"dtype": code, "shape": [4 // (4 if code == "F32" else 1)], "data_offsets": [at, at + 4]}
+        return data
+
+    return change
+
+
+def put(name: str, value: float) -> Callable[[dict[str, Any], bytearray], bytes]:
+    """One number of a tensor becomes `value`."""
+
+    def change(header: dict[str, Any], body: bytearray) -> bytes:
+        start = header[name]["data_offsets"][0]
+        body[start : start + 4] = np.float32(value).tobytes()
+        return b""
+
+    return change
+
+
+def read_all(out: str) -> None:
+    weights = hf.Weights(PLATFORM, out)
+    model = ModelConfig(**weights.fields)
+    weights.matched(model)
+    for name, shape in shapes(model).items():
+        weights.read(name, tuple((0, size) for size in shape))
+
+
+def test_tensors_without_a_place_are_refused(tmp_path: pathlib.Path) -> None:
+    """Weights of a layer that config.json does not count, or of no model of ours, are named and never dropped; what
+    follows from the rest (frequencies of RoPE, a tied head) may lie there."""
+    _, out, _ = exported(tmp_path, QWEN)
+    for needless in ("model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"):
+        edit(out, add(needless))
+        read_all(out)
+    edit(out, add("model.layers.7.foo"))
+    with pytest.raises(HfUnusable, match="the files hold model.layers.7.foo, which"):
+        read_all(out)
+    rewrite(out, num_hidden_layers=1)
+    with pytest.raises(HfUnusable, match="model.layers.1.input_layernorm.weight, .* and 7 more"):
+        read_all(out)
+
+
+def test_types_that_are_no_weights_are_refused(tmp_path: pathlib.Path) -> None:
+    """Integers and 8 bits are of quantized models: the tensor and its type are named."""
+    _, out, _ = exported(tmp_path, QWEN)
+    edit(out, add("model.norm.scale", "I8"))
+    with pytest.raises(HfUnusable, match="model.norm.scale is of type I8"):
+        hf.Weights(PLATFORM, out)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: pathlib.Path, value: float) -> None:
+    """One NaN or infinity in one tensor: it is named, and nothing begins with it."""
+    _, out, _ = exported(tmp_path, QWEN)
+    edit(out, put("model.layers.1.mlp.up_proj.weight", value))
+    with pytest.raises(HfUnusable, match="model.layers.1.mlp.up_proj.weight holds numbers that are not finite"):
+        read_all(out)
+
+
 def damage(out: pathlib.Path, how: str) -> None:
     single = out / hf.SINGLE
     data = single.read_bytes()
     match how:
-        case "short":
+        case "ends before":
             single.write_bytes(data[:-40])
-        case "header":
+        case "it begins with a header":
             single.write_bytes(b"\xff" * 64)
-        case "config":
+        case "it is not JSON":
+            single.write_bytes(bytes([32, *[0] * 7]) + b"{" * 64)
+        case "no table of keys":
             (out / hf.CONFIG).write_text("[]")
-        case "absent":
+        case "no config.json":
+            (out / hf.CONFIG).unlink()
+        case "no model.safetensors":
             single.unlink()
-        case "outside":
+        case "is no file of this folder":
             (out / hf.INDEX).write_text(json.dumps({"weight_map": {"a": "../run/x"}}))
-        case "another":
+        case "no table of file names":
+            (out / hf.INDEX).write_text(json.dumps({"weight_map": [1]}))
+        case "of different models":
             rewrite(str(out), intermediate_size=40)
 
 
-@pytest.mark.parametrize("how", ["short", "header", "config", "absent", "outside", "another"])
-def test_folders_that_are_not_whole_are_refused(tmp_path: pathlib.Path, how: str) -> None:
-    """Cut, scrambled, missing or leading elsewhere: an error of one name with the file, no traceback."""
+@pytest.mark.parametrize("said", [
+    "ends before", "it begins with a header", "it is not JSON", "no table of keys", "no config.json",
+    "no model.safetensors", "is no file of this folder", "no table of file names", "of different models",
+])
+def test_folders_that_are_not_whole_are_refused(tmp_path: pathlib.Path, said: str) -> None:
+    """Cut, scrambled, missing or leading elsewhere: an error of one name that says what, with the file, and this before
+    any weight is read."""
     _, out, _ = exported(tmp_path, LLAMA)
-    damage(pathlib.Path(out), how)
+    damage(pathlib.Path(out), said)
     with pytest.raises(HfUnusable) as refused:
         weights = hf.Weights(PLATFORM, out)
-        model = ModelConfig(**weights.fields)
-        weights.matched(model)
-        for name, shape in shapes(model).items():
-            weights.read(name, tuple((0, size) for size in shape))
-    assert out in refused.value.where
+        weights.matched(ModelConfig(**weights.fields))
+    assert said in refused.value.render() and out in refused.value.where and "Error" not in refused.value.what
+
+
+def test_a_path_that_is_no_folder(tmp_path: pathlib.Path) -> None:
+    """A folder that is not there, or the config.json in it, is answered with that."""
+    with pytest.raises(HfUnusable, match="there is no folder .*/nowhere"):
+        hf.Weights(PLATFORM, str(tmp_path / "nowhere"))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(HfUnusable) as refused:
+        hf.Weights(PLATFORM, str(tmp_path / "config.json"))
+    assert refused.value.fix == f"give its folder: --from {tmp_path}"

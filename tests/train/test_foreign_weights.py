@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from packtrain.checkpoint.interop import hf
 from packtrain.core.errors import HfUnusable, TokenizerMismatch
 from packtrain.core.platform import LocalPlatform
-from packtrain.data.tokenizer import byte_tokenizer, train_bpe
-from packtrain.train.assemble import check_tokenizer
+from packtrain.data.tokenizer import byte_tokenizer, check_foreign, train_bpe
 from packtrain.train.config import ModelConfig
 
 PLATFORM = LocalPlatform()
@@ -22,14 +19,16 @@ PLATFORM = LocalPlatform()
 
 def test_the_ids_must_mean_the_same(tmp_path: pathlib.Path) -> None:
     """A folder that brings another tokenizer than the stores were built with is refused with the way to build them; one
-    with the same, or with none, passes."""
-    loader: Any = SimpleNamespace(tokenizer=byte_tokenizer())
-    check_tokenizer(PLATFORM, str(tmp_path), loader)
-    (tmp_path / "tokenizer.json").write_text(loader.tokenizer.text)
-    check_tokenizer(PLATFORM, str(tmp_path), loader)
+    with the same, or with none, passes, but not with fewer ids than the stores need: both numbers are told."""
+    stores, folder = byte_tokenizer(), str(tmp_path)
+    check_foreign(PLATFORM, folder, 257, stores.hash, stores.size)
+    with pytest.raises(TokenizerMismatch, match=f"of {stores.size} ids, and the weights know 200"):
+        check_foreign(PLATFORM, folder, 200, stores.hash, stores.size)
+    (tmp_path / "tokenizer.json").write_text(stores.text)
+    check_foreign(PLATFORM, folder, 257, stores.hash, stores.size)
     (tmp_path / "tokenizer.json").write_text(train_bpe(["mules carry loaves"], 260).text)
-    with pytest.raises(TokenizerMismatch) as refused:
-        check_tokenizer(PLATFORM, str(tmp_path), loader)
+    with pytest.raises(TokenizerMismatch, match="another tokenizer") as refused:
+        check_foreign(PLATFORM, folder, 257, stores.hash, stores.size)
     assert f"--tokenizer {tmp_path}/tokenizer.json" in refused.value.fix
 
 
@@ -45,5 +44,5 @@ def test_another_model_than_the_folder_holds_is_refused(tmp_path: pathlib.Path) 
     (tmp_path / hf.SINGLE).write_bytes(hf.fmt.header_bytes(tensors) + bytes(4 * 256 * 8))
     weights = hf.Weights(PLATFORM, str(tmp_path))
     assert weights.matched(model).fields["mlp"] == 16
-    with pytest.raises(HfUnusable, match=r"mlp.gate_proj.weight is \[16, 8\] there and \[32, 8\]"):
+    with pytest.raises(HfUnusable, match=r"mlp.gate_proj.weight is \[16, 8\] in the files and \[32, 8\]"):
         weights.matched(ModelConfig(**weights.fields | {"mlp": 32}))

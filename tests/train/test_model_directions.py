@@ -12,12 +12,10 @@ import numpy as np
 import optax
 import pytest
 
-from packtrain.train import axes
 from packtrain.train.axes import ParamSpec
 from packtrain.train.config import OptimConfig
-from packtrain.train.directions import NEWTON_SCHULZ, adafactor, muon, newton_schulz, orthogonalised
+from packtrain.train.directions import NEWTON_SCHULZ, adafactor, muon, newton_schulz
 from packtrain.train.state import state_specs
-from tests.train import collectives
 from tests.train.tiny import MODEL, mesh_of
 
 MUON, ADAFACTOR = OptimConfig(name="muon"), OptimConfig(name="adafactor")
@@ -51,23 +49,6 @@ def test_muon_orthogonalises_each_layer_with_its_heads_folded(spec: ParamSpec, m
         wanted = [0.2 * math.sqrt(12) * by_singular_values(x.reshape(matrix)) for x in ahead]
         found, slots = one(jnp.asarray(grad), slots, jnp.int32(step))
         np.testing.assert_allclose(found, np.reshape(wanted, spec.shape), atol=2e-5)
-
-
-@pytest.mark.parametrize(("shape", "dims"), [
-    ((8, 16, 24), ("layer", "embed", "mlp")), ((3, 8, 4, 16), ("layer", "heads", "head", "embed")),
-])
-def test_layers_are_dealt_by_all_to_alls(shape: tuple[int, ...], dims: tuple[str, ...]) -> None:
-    """On fsdp 4 x tensor 2 whole matrices come and go by all-to-alls alone, each way each device's share of all layers
-    once an axis, and the values are those of one device (measured: 1e-6, f32 sums in another order)."""
-    spec, mesh = ParamSpec(shape, dims, 1.0), mesh_of(fsdp=4, tensor=2)
-    x = jnp.asarray(draw(spec, 0))
-    lies = axes.sharding(dims, shape, mesh)
-    cut = jax.jit(lambda x: orthogonalised(x, spec, mesh), in_shardings=lies, out_shardings=lies).lower(x).compile()
-    sent = collectives.totals(collectives.read(cut.as_text(), mesh.shape))
-    share = -(-shape[0] // 8) * math.prod(shape[1:]) * 4
-    assert sent == {(("fsdp",), "all-to-all"): 2 * share * 3 // 4, (("tensor",), "all-to-all"): 2 * share // 2}
-    found = cut(jax.device_put(x, lies))
-    np.testing.assert_allclose(found, jax.jit(lambda x: orthogonalised(x, spec, mesh_of()))(x), atol=2e-5)
 
 
 def test_muon_equals_optax() -> None:

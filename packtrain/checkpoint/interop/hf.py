@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from packtrain.checkpoint import format as fmt
@@ -30,7 +32,11 @@ HEADER_BYTES_MAX = 100 << 20
 """What the safetensors library itself accepts."""
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 KINDS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "mistral": "MistralForCausalLM"}
-CODES = dict(fmt.DTYPES.values())
+FLOATS = {code: dtype for code, dtype in fmt.DTYPES.values() if code in ("F64", "F32", "F16", "BF16")}
+"""What weights may be kept in; whole numbers and 8 bits are of quantized models, whose scales lie elsewhere."""
+NEEDLESS = "rotary_emb.inv_freq"
+"""Old folders keep the frequencies of RoPE, which follow from config.json."""
+NAMED_MAX = 5
 KNOWN = "; the models known are " + ", ".join(KINDS)
 
 
@@ -130,32 +136,61 @@ def model_of(config: dict[str, Any], where: str) -> dict[str, Any]:
     """Their config.json as the fields of `ModelConfig`. Raises HfUnusable for what our model does not compute."""
     kind = config.get("model_type")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope if isinstance(rope, dict) else {"type": rope}
     foreign = [
-        (kind not in KINDS, f"model_type {kind!r}{KNOWN}"),
+        (kind not in [*KINDS], f"model_type {json.dumps(kind)}{KNOWN}"),
         (bool(config.get("attention_bias") or config.get("mlp_bias")), "biases in its matrices"),
-        (config.get("hidden_act", "silu") != "silu", f"the activation {config.get('hidden_act')!r}"),
-        (rope.get("rope_type", rope.get("type", "default")) != "default", f"stretched positions ({rope})"),
+        (config.get("hidden_act", "silu") != "silu", f"the activation {json.dumps(config.get('hidden_act'))}"),
+        (rope.get("rope_type", rope.get("type", "default")) != "default", f"stretched positions ({json.dumps(rope)})"),
         (bool(config.get("use_sliding_window")), "windows in some layers"),
         ("quantization_config" in config, "quantized weights"),
     ]
     if (first := next((text for is_so, text in foreign if is_so), None)) is not None:
         raise HfUnusable(f"the model has {first}", where=where, fix="choose a plain Llama, Mistral or Qwen3 model")
-    try:
-        heads = int(config["num_attention_heads"])
-        return {
-            "vocab": -(-int(config["vocab_size"]) // 128) * 128, "layers": int(config["num_hidden_layers"]),
-            "embed": int(config["hidden_size"]), "heads": heads, "mlp": int(config["intermediate_size"]),
-            "kv_heads": int(config.get("num_key_value_heads") or heads),
-            "head": int(config.get("head_dim") or int(config["hidden_size"]) // heads),
-            "rope_theta": float(config.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
-            "norm_epsilon": float(config["rms_norm_eps"]), "qk_norm": kind == "qwen3",
-            "tied": bool(config.get("tie_word_embeddings", False)),
-            "window": int(config.get("sliding_window") or 0) if kind == "mistral" else 0,
-        }
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise HfUnusable(
-            f"config.json lacks a size or holds no number there: {error!r}", where=where, fix="download the model again"
-        ) from error
+    read = _Numbers({"rope_theta": rope.get("rope_theta") or 10_000.0} | _given(config), where)
+    heads, embed = read.size("num_attention_heads"), read.size("hidden_size")
+    return {
+        "vocab": -(-read.size("vocab_size") // 128) * 128, "layers": read.size("num_hidden_layers"),
+        "embed": embed, "heads": heads, "mlp": read.size("intermediate_size"),
+        "kv_heads": read.size("num_key_value_heads", heads), "head": read.size("head_dim", embed // heads),
+        "rope_theta": read.positive("rope_theta"), "norm_epsilon": read.positive("rms_norm_eps"),
+        "qk_norm": kind == "qwen3", "tied": bool(config.get("tie_word_embeddings", False)),
+        "window": read.size("sliding_window") if kind == "mistral" and config.get("sliding_window") else 0,
+    }
+
+
+def _given(config: dict[str, Any]) -> dict[str, Any]:
+    """Without what is null, which is as if it were not there."""
+    return {key: value for key, value in config.items() if value is not None}
+
+
+class _Numbers(NamedTuple):
+    """Numbers of a config.json, each refused by its own name."""
+
+    config: dict[str, Any]
+    where: str
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if type(value) is not int or value < 1:  # True is no size, nor is "64"
+            raise self._refused(f"{key} is {json.dumps(value)}, and must be a whole number of at least 1")
+        return value
+
+    def positive(self, key: str) -> float:
+        value = self._value(key, None)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self._refused(f"{key} is {json.dumps(value)}, and must be a number above 0")
+        return float(value)
+
+    def _value(self, key: str, default: int | None) -> Any:
+        if key not in self.config and default is None:
+            raise self._refused(f"{key} is missing")
+        return self.config.get(key, default)
+
+    def _refused(self, what: str) -> HfUnusable:
+        return HfUnusable(
+            f"{what} in config.json", where=self.where, fix="download the model again, or correct it there"
+        )
 
 
 # --- out -----------------------------------------------------------------------------------------------
@@ -261,6 +296,14 @@ class _Stored(NamedTuple):
     offset: int
 
 
+class _Entry(msgspec.Struct, frozen=True):
+    """One tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
 class Weights:
     """A folder of theirs, read by our names. Raises HfUnusable where it is not whole or not of a known model.
 
@@ -269,23 +312,34 @@ class Weights:
 
     def __init__(self, platform: Platform, folder: str) -> None:
         self._platform, self.folder = platform, folder
+        _check_folder(platform, folder)
         config = _read_json(platform, f"{folder}/{CONFIG}")
         self.fields = model_of(config, f"{folder}/{CONFIG}")
         self.vocab = int(config["vocab_size"])
         self._stored = dict(_stored(platform, folder))
 
     def matched(self, model: Model) -> Weights:
-        """Itself, once every tensor that `model` needs is there with its shape."""
+        """Itself, once every tensor that `model` needs is there with its shape, and none that it has no use for."""
         self._matrices = {f"params/{m.ours}": m for m in matrices(model)}
-        for matrix, layer in _in_order(model):
-            name, wanted = matrix.name(layer), matrix.their_shape(self.vocab)
+        wanted = {matrix.name(layer): matrix.their_shape(self.vocab) for matrix, layer in _in_order(model)}
+        for name, shape in wanted.items():
             found = self._stored[name].shape if name in self._stored else None
-            if found != wanted:
-                raise HfUnusable(
-                    f"tensor {name} is {'absent' if found is None else list(found)} there and {list(wanted)} in the "
-                    "model configured", where=self.folder, fix="leave the model section to the folder's config.json",
+            if found != shape:
+                raise self._other_model(
+                    f"tensor {name} is {'absent' if found is None else list(found)} in the files and {list(shape)}"
                 )
+        tied = {"lm_head.weight"} if model.tied else set()
+        extra = [name for name in self._stored if name not in {*wanted, *tied} and not name.endswith(NEEDLESS)]
+        if extra:
+            more = f" and {len(extra) - NAMED_MAX} more" * (len(extra) > NAMED_MAX)
+            raise self._other_model(f"the files hold {', '.join(extra[:NAMED_MAX])}{more}, which do not belong")
         return self
+
+    def _other_model(self, what: str) -> HfUnusable:
+        return HfUnusable(
+            f"{what} in the model that config.json describes", where=self.folder,
+            fix="config.json and *.safetensors are of different models: download both again, into a new folder",
+        )
 
     def read(self, name: str, box: Box) -> np.ndarray[Any, Any]:
         """The elements of our tensor's `box`, f32; padding of the vocabulary is 0."""
@@ -307,46 +361,93 @@ class Weights:
         data = self._platform.read(stored.path, stored.offset, size)
         if len(data) != size:
             raise _broken(stored.path, f"tensor {name} ends early")
-        return np.frombuffer(data, stored.dtype).reshape(stored.shape).astype(np.float32)
+        with np.errstate(over="ignore"):  # an f64 too large for f32 is named below
+            found = np.frombuffer(data, stored.dtype).reshape(stored.shape).astype(np.float32)
+        if not np.isfinite(found).all():
+            raise HfUnusable(
+                f"tensor {name} holds numbers that are not finite (NaN or infinity)", where=stored.path,
+                fix="download the model again; if it was trained so, choose an earlier checkpoint of it",
+            )
+        return found
 
 
 def _slices(box: Iterable[tuple[int, int]]) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
 
 
+def _check_folder(platform: Platform, folder: str) -> None:
+    try:
+        is_there, is_dir = platform.exists(folder), platform.is_dir(folder)
+    except OSError as error:
+        raise _broken(folder, error.strerror or str(error)) from error
+    if not is_there:
+        raise HfUnusable(f"there is no folder {folder}", where=folder, fix="check the path given with --from")
+    if not is_dir:
+        raise HfUnusable("this is a file", where=folder, fix=f"give its folder: --from {os.path.dirname(folder)}")
+
+
 def _stored(platform: Platform, folder: str) -> Iterator[tuple[str, _Stored]]:
-    files = {SINGLE}
-    if platform.exists(f"{folder}/{INDEX}"):
-        files = {str(name) for name in _read_json(platform, f"{folder}/{INDEX}").get("weight_map", {}).values()}
+    files, index = {SINGLE}, f"{folder}/{INDEX}"
+    if platform.exists(index):
+        found = _read_json(platform, index).get("weight_map")
+        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+            raise _broken(index, "its weight_map is no table of file names")
+        files = set(found.values())
     for name in sorted(files):
-        if "/" in name or name.startswith("."):
-            raise _broken(f"{folder}/{INDEX}", f"{name!r} is no file of this folder")
+        if "/" in name or "\0" in name or name.startswith("."):
+            raise _broken(index, f"{json.dumps(name)} is no file of this folder")
         yield from _header_of(platform, f"{folder}/{name}")
 
 
 def _header_of(platform: Platform, path: str) -> Iterator[tuple[str, _Stored]]:
+    length = int.from_bytes(_bytes(platform, path, 0, 8), "little")
+    if not 2 <= length <= HEADER_BYTES_MAX:
+        raise _broken(path, f"it begins with a header of {length} bytes")
+    entries, end = _table(_bytes(platform, path, 8, length), path), platform.size(path)
+    for name, entry in entries.items():
+        if name != "__metadata__":
+            yield name, _placed(path, name, entry, 8 + length, end)
+
+
+def _placed(path: str, name: str, raw: Any, data_at: int, end: int) -> _Stored:
+    """Where a tensor lies in a file of `end` bytes whose data begin at `data_at`."""
     try:
-        length = int.from_bytes(platform.read(path, 0, 8), "little")
-        if not 2 <= length <= HEADER_BYTES_MAX:
-            raise ValueError(f"a header of {length} bytes")
-        for name, entry in json.loads(platform.read(path, 8, length)).items():
-            if name != "__metadata__":
-                start, stop = entry["data_offsets"]
-                stored = _Stored(path, CODES[entry["dtype"]], tuple(map(int, entry["shape"])), 8 + length + int(start))
-                if start < 0 or stop - start != math.prod(stored.shape) * stored.dtype.itemsize:
-                    raise ValueError(f"{name} does not fit its bytes")
-                yield name, stored
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _broken(path, repr(error)) from error
+        entry = msgspec.convert(raw, _Entry)
+    except msgspec.ValidationError as error:
+        raise _broken(path, f"the entry of tensor {name}: {error}") from error
+    if entry.dtype not in FLOATS:
+        raise HfUnusable(
+            f"tensor {name} is of type {entry.dtype}; weights are read from {', '.join(FLOATS)}", where=path,
+            fix="choose weights that are not quantized",
+        )
+    dtype, (start, stop) = FLOATS[entry.dtype], entry.data_offsets
+    if start < 0 or min(entry.shape, default=0) < 0 or stop - start != math.prod(entry.shape) * dtype.itemsize:
+        raise _broken(path, f"tensor {name} does not fit its bytes")
+    if data_at + stop > end:
+        raise _broken(path, f"it ends before tensor {name} does")
+    return _Stored(path, dtype, entry.shape, data_at + start)
 
 
 def _read_json(platform: Platform, path: str) -> dict[str, Any]:
+    return _table(_bytes(platform, path), path)
+
+
+def _bytes(platform: Platform, path: str, offset: int = 0, size: int = -1) -> bytes:
     try:
-        found = json.loads(platform.read(path))
-    except (OSError, ValueError) as error:
-        raise _broken(path, str(error)) from error
+        return platform.read(path, offset, size)
+    except FileNotFoundError as error:
+        raise _broken(path, f"the folder has no {os.path.basename(path)}") from error
+    except OSError as error:
+        raise _broken(path, error.strerror or str(error)) from error
+
+
+def _table(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, "it is not JSON, or its header is not") from error
     if not isinstance(found, dict):
-        raise _broken(path, "no table of keys")
+        raise _broken(path, "it is JSON, but no table of keys")
     return found
 
 
