@@ -10,20 +10,25 @@ from typing import Any
 
 import typer
 
-from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, EXIT_OURS, AgainError, PacktrainError
+from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, EXIT_OURS, INTERRUPTED, AgainError, PacktrainError
+
+TYPER_INTERRUPTED = 130
+"""What newer typers return for Ctrl-C in a command; older ones raise Abort. No command of ours returns it."""
 
 
 def end(command: Callable[[], Any]) -> int:
     """Run `command`; its int result, or the exit code of what it raised, after saying what that was."""
     try:
         result = command()
+        if result == TYPER_INTERRUPTED:
+            raise KeyboardInterrupt
         if sys.stdout is not None:  # None: it was closed before we began, and nobody wants to read
             sys.stdout.flush()
     except PacktrainError as error:
         complain(error.render())
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        complain("interrupted; the same command goes on from what is done")
+        complain(INTERRUPTED)
         return EXIT_AGAIN
     except (BrokenPipeError, SystemExit):  # the parser, too, leaves when nobody reads its help any more
         _silence()

@@ -8,10 +8,16 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+from packtrain.core.errors import EXIT_AGAIN, INTERRUPTED
 
-from packtrain.cli import data, doctor, export, first_light, report, runs, sample, shape, train
-from packtrain.cli.ending import end
+try:
+    import typer
+
+    from packtrain.cli import data, doctor, export, first_light, report, runs, sample, shape, train
+    from packtrain.cli.ending import end
+except KeyboardInterrupt:  # importing is most of a command's first second, and `end` is not there yet
+    print(INTERRUPTED, file=sys.stderr)
+    sys.exit(EXIT_AGAIN)
 
 app = typer.Typer(
     name="packtrain", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,

@@ -14,6 +14,8 @@ EXIT_USAGE = 2
 EXIT_OURS = 70
 EXIT_AGAIN = 75
 EXIT_CONFIG = 78
+INTERRUPTED = "interrupted; the same command goes on from what is done"
+"""Said at Ctrl-C where there is no run to ask to stop."""
 
 
 class PacktrainError(Exception):

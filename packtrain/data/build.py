@@ -26,7 +26,15 @@ import msgspec
 import numpy as np
 import psutil
 
-from packtrain.core.errors import BadValue, BuildFailed, BuildTaken, CorpusEmpty, CorruptInput, StoppedOnRequest
+from packtrain.core.errors import (
+    BadValue,
+    BuildFailed,
+    BuildTaken,
+    CorpusEmpty,
+    CorpusMissing,
+    CorruptInput,
+    StoppedOnRequest,
+)
 from packtrain.core.platform import Platform
 from packtrain.data.dedup import BYTES_A_RECORD, RangeCard, RangeTask, drop_repeats
 from packtrain.data.encode import EncodeTask, encode, encode_part, train_texts, unpack
@@ -41,6 +49,8 @@ from packtrain.data.spool import ReadTask, Spool, UnitCard, numbered, read_unit,
 from packtrain.data.store import CARD, Card, StoreWriter, token_dtype
 from packtrain.data.tokenizer import FILE, Tokenizer, byte_tokenizer, read_tokenizer, train_bpe
 
+TRAINED = ("bpe", "byte")
+"""Tokenizers by name; anything else is the path of one."""
 Progress = Callable[[str, int, int], None]
 """Stage, how much of it is done, and of how much (0: not known yet)."""
 
@@ -150,8 +160,8 @@ def build(platform: Platform, paths: Sequence[str], out: str, options: BuildOpti
     """
     out = os.path.abspath(out)
     try:
-        if options.tokenizer not in ("bpe", "byte"):
-            read_tokenizer(platform, options.tokenizer)  # a wrong path is told at once, not after the reading
+        if options.tokenizer not in TRAINED:
+            _check_tokenizer(platform, options.tokenizer)
         request = _request(paths, options, progress)
         work = f"{out}.building-{request.fingerprint[:12]}"
         finished = _finished(platform, out, request)
@@ -167,6 +177,19 @@ def build(platform: Platform, paths: Sequence[str], out: str, options: BuildOpti
             f"the build cannot go on: {error.strerror or error}", where=str(error.filename or out),
             fix="free what is missing (see `df -h`); the same command goes on from what is finished",
         ) from error
+
+
+def _check_tokenizer(platform: Platform, path: str) -> None:
+    """A wrong path is told at once, not after the reading. Raises BadValue, CorpusMissing."""
+    if os.path.isdir(path):
+        raise BadValue("a tokenizer is a file, this is a folder", where=path, fix=f"give {os.path.join(path, FILE)}")
+    if not platform.exists(path):
+        near = f"did you mean {path.lower()}? " if path.lower() in TRAINED else ""
+        raise CorpusMissing(
+            f"there is no tokenizer {path!r}", where=path or "tokenizer",
+            fix=f"{near}bpe trains one on the text, byte has an id for each byte, or give the path of a {FILE}",
+        )
+    read_tokenizer(platform, path)
 
 
 def _request(paths: Sequence[str], options: BuildOptions, progress: Progress) -> Request:

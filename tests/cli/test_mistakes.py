@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from packtrain.cli import first, folders, launch, spec
 from packtrain.cli.ending import end
-from packtrain.core.errors import RunUnusable
+from packtrain.core.errors import INTERRUPTED, RunUnusable
 from packtrain.core.platform import LocalPlatform
 from packtrain.data.tokenizer import train_bpe
 from tests.cli.home import call, environment, packtrain, said, script, sets
@@ -37,6 +38,9 @@ MISTAKES = {
     "corpus missing": (["data", "build", "nowhere", "--out", "x"], 78, "nowhere"),
     "corpus empty": (["data", "build", "empty", "--out", "x"], 78, "empty"),
     "tokenizer missing": (["data", "build", "text", "--out", "x", "--tokenizer", "no.json"], 78, "no.json"),
+    "tokenizer is a folder": (["data", "build", "text", "--out", "x", "--tokenizer", "empty"], 78, "empty/token"),
+    "tokenizer misspelt": (["data", "build", "text", "--out", "x", "--tokenizer", "BPE"], 78, "did you mean bpe?"),
+    "no tokenizer": (["data", "build", "text", "--out", "x", "--tokenizer", ""], 78, "byte has an id"),
     "no store": (["data", "show", "nowhere"], 78, "packtrain data build"),
     "no run to report": (["report", "nowhere"], 78, "packtrain first-light"),
     "no run to sample": (["sample", "nowhere", "--prompt", "x"], 78, "packtrain first-light"),
@@ -90,8 +94,18 @@ def test_interrupted_is_75(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    assert end(interrupted) == 75
-    assert capsys.readouterr().err.startswith("interrupted")
+    app = typer.Typer()
+    app.command()(interrupted)
+    for command in (interrupted, lambda: app([], standalone_mode=False)):
+        assert end(command) == 75
+        assert capsys.readouterr().err.splitlines() == [INTERRUPTED]
+
+
+def test_interrupted_while_importing(tmp_path: pathlib.Path) -> None:
+    """Ctrl-C before any verb is there ends in 75 and the same sentence, nothing else."""
+    (tmp_path / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    code, out, errors = packtrain(tmp_path, "doctor")
+    assert (code, out, errors.splitlines()) == (75, "", [INTERRUPTED])
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: pathlib.Path) -> None:
