@@ -5,6 +5,7 @@ Exit codes: 0 done · 2 usage · 70 our fault · 75 stopped on request, or try a
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -16,8 +17,8 @@ try:
     from packtrain.cli import data, doctor, export, first_light, report, runs, sample, shape, train
     from packtrain.cli.ending import end
 except KeyboardInterrupt:  # importing is most of a command's first second, and `end` is not there yet
-    print(INTERRUPTED, file=sys.stderr)
-    sys.exit(EXIT_AGAIN)
+    print(INTERRUPTED, file=sys.stderr, flush=True)
+    os._exit(EXIT_AGAIN)  # not sys.exit: see `main`
 
 app = typer.Typer(
     name="packtrain", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -56,7 +57,11 @@ app.command("report")(report.report)
 
 def main() -> None:
     """The installed command."""
-    sys.exit(end(lambda: app(standalone_mode=False)))
+    code = end(lambda: app(standalone_mode=False))
+    # Where Ctrl-C came inside a string that is executed (each namedtuple is one) CPython kills itself by SIGINT at its
+    # end, however well that was caught, unless another string is executed after it.
+    exec("")
+    sys.exit(code)
 
 
 if __name__ == "__main__":
