@@ -161,8 +161,12 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise Contradiction(
                 f"no mesh axis is called {unknown[0]!r}", where="train.mesh", fix=f"use one of {', '.join(MESH_AXES)}"
             )
-        if any(size < 1 for size in self.mesh.values()):
-            raise LayoutError("a mesh axis has at least 1 device", where="train.mesh", fix="leave the axis out")
+        for axis, size in self.mesh.items():
+            if size < 1:
+                raise LayoutError(
+                    f"mesh axis {axis} is {size}; an axis has at least 1 device", where=f"train.mesh.{axis}",
+                    fix="leave the axis out",
+                )
         if self.attention_block < 1:
             raise Contradiction(
                 f"attention_block is {self.attention_block}; a block has at least 1 query",

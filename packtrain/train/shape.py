@@ -280,7 +280,8 @@ def sent_bytes(of: Layout) -> dict[tuple[tuple[str, ...], str], int]:
 def describe(of: Layout, recipe: str) -> str:
     """What `packtrain shape` prints."""
     spec, devices = of.spec, of.mesh.size
-    padded = f", padded to {of.rows:,}," if of.rows > spec.data.batch_rows else ""
+    padding = of.rows - spec.data.batch_rows
+    padded = f", padded to {of.rows:,} ({padding / of.rows:.0%} of the work is padding)," if padding else ""
     lines = [
         f"{recipe} on {text(of.mesh.shape)}: {devices:,} device{'s' if devices > 1 else ''}",
         f"batch            {spec.data.batch_rows:,} rows{padded} of {spec.data.length:,} tokens, microbatches "

@@ -90,6 +90,7 @@ def test_rows_that_do_not_divide_are_padded() -> None:
     """8 rows on 3 devices in 2 parts are 12; the batch on each device is 4 rows of 6 arrays."""
     of = layout(2, fsdp=1, replica=3)
     assert of.rows == 12 and shape.batch_bytes(of) == 4 * 16 * 4 * 6
+    assert "8 rows, padded to 12 (33% of the work is padding)," in shape.describe(of, "x")
 
 
 def test_a_mesh_that_does_not_fit_is_refused_by_dim() -> None:
