@@ -155,6 +155,12 @@ class HfUnusable(ConfigError):
     name = "checkpoint.hf_unusable"
 
 
+class ExportFailed(AgainError):
+    """The machine refuses to write what is exported; nothing of it stays."""
+
+    name = "checkpoint.export_failed"
+
+
 class NeitherRestoreNorFresh(ConfigError):
     name = "checkpoint.neither_restore_nor_fresh"
 

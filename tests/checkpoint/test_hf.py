@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import pathlib
@@ -15,8 +16,8 @@ from safetensors import safe_open
 from packtrain.checkpoint.interop import hf
 from packtrain.checkpoint.publish import Gate, Save, carry
 from packtrain.checkpoint.reader import Checkpoint, open_checkpoint
-from packtrain.core.errors import HfUnusable, UsageError
-from packtrain.core.platform import LocalPlatform
+from packtrain.core.errors import ExportFailed, HfUnusable, UsageError
+from packtrain.core.platform import File, LocalPlatform
 from packtrain.core.units import NS
 from packtrain.train.config import ModelConfig
 from tests.checkpoint.worlds import make_run, part_of, tensor_of
@@ -139,6 +140,61 @@ def test_models_that_theirs_do_not_compute_are_not_written(tmp_path: pathlib.Pat
     assert not (tmp_path / "hf").exists()
     with pytest.raises(UsageError):
         hf.export(PLATFORM, checkpoint, QWEN, str(tmp_path / "run"), VOCAB, 64)
+
+
+@pytest.mark.parametrize("path", ["", "a file/x", "a file", "/proc/nope", "x" * 300])
+def test_a_path_that_cannot_be_a_folder_to_write(tmp_path: pathlib.Path, path: str) -> None:
+    """Nothing, a file, a folder below one, a name too long: a mistake of usage that says where."""
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(UsageError) as refused:
+        hf.export(PLATFORM, saved(tmp_path, QWEN), QWEN, path and str(tmp_path / path), VOCAB, 64)
+    assert refused.value.where and refused.value.fix
+
+
+class Full(LocalPlatform):
+    """Has no room for `name`; or somebody presses Ctrl-C there."""
+
+    def __init__(self, name: str, error: BaseException) -> None:
+        self._name, self._error = name, error
+
+    def create(self, path: str, mode: int = 0o644) -> File:
+        file = super().create(path, mode)
+        if path.endswith(self._name):
+            file.close()
+            raise self._error
+        return file
+
+
+@pytest.mark.parametrize("name", [hf.SINGLE, "tokenizer.json", hf.CONFIG])
+@pytest.mark.parametrize("was_there", [True, False])
+@pytest.mark.parametrize("error", [OSError(errno.EFBIG, "File too large"), KeyboardInterrupt()], ids=["full", "ctrl-c"])
+def test_a_failed_export_leaves_nothing(
+    tmp_path: pathlib.Path, name: str, was_there: bool, error: BaseException
+) -> None:
+    """Wherever it fails, no file stays, nor a folder it made; the same command then works."""
+    checkpoint, out = saved(tmp_path, QWEN), tmp_path / "hf"
+    if was_there:
+        out.mkdir()
+    files = {"tokenizer.json": b"{}"}
+    with pytest.raises(ExportFailed if isinstance(error, OSError) else KeyboardInterrupt):
+        hf.export(Full(name, error), checkpoint, QWEN, str(out), VOCAB, 64, files)
+    assert out.exists() == was_there and not list(out.glob("*"))
+    hf.export(PLATFORM, checkpoint, QWEN, str(out), VOCAB, 64, files)
+    read_all(str(out))
+
+
+def test_another_export_of_the_moment_keeps_its_files(tmp_path: pathlib.Path) -> None:
+    """A file that appears in the folder meanwhile was made by somebody else, and stays."""
+
+    class Other(LocalPlatform):
+        def mkdir(self, path: str, mode: int = 0o755) -> None:
+            super().mkdir(path, mode)
+            self.write_new(f"{path}/{hf.SINGLE}", b"theirs")
+
+    checkpoint = saved(tmp_path, QWEN)
+    with pytest.raises(UsageError):
+        hf.export(Other(), checkpoint, QWEN, str(tmp_path / "hf"), VOCAB, 64)
+    assert (tmp_path / "hf" / hf.SINGLE).read_bytes() == b"theirs"
 
 
 def edit(out: str, change: Callable[[dict[str, Any], bytearray], bytes]) -> None:

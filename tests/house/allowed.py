@@ -14,6 +14,7 @@ EFFECTS = {
     ("packtrain/core/contract.py", "clock"): "the client runs in anybody's job and has no Platform there",
     ("packtrain/checkpoint/purge.py", "deletes"): "the one module that deletes published data, from a plan",
     ("packtrain/checkpoint/commits.py", "deletes"): "temporary names this call made itself",
+    ("packtrain/checkpoint/interop/hf.py", "deletes"): "files of an export that failed, which this call made itself",
     ("packtrain/checkpoint/saver.py", "deletes"): "memory buffers of this writer, which are no copies",
     ("packtrain/supervise/sockets.py", "deletes"): "sockets, in a private folder this process made",
     ("packtrain/train/seat.py", "deletes"): "the same, for a worker run by hand",

@@ -11,10 +11,12 @@ The shape is Llama's, with norms of q and k Qwen3's, with a window Mistral's. Th
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -23,7 +25,7 @@ import numpy as np
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.format import Box
 from packtrain.checkpoint.reader import Checkpoint
-from packtrain.core.errors import HfUnusable, UsageError
+from packtrain.core.errors import ExportFailed, HfUnusable, UsageError
 from packtrain.core.platform import Platform
 
 SHARD_BYTES = 5 << 30
@@ -210,32 +212,67 @@ def export(
     tokenizer: dict[str, bytes] | None = None, bf16: bool = False, shard_bytes: int = SHARD_BYTES,
 ) -> list[str]:
     """Write the weights of a checkpoint into the new folder `out`; names of the files. config.json comes last, so a
-    folder that has one is whole.
+    folder that has one is whole; what fails takes away what it wrote.
 
-    `tokenizer`: files to lie beside them. Raises UsageError where `out` is there and not empty, HfUnusable,
-    CheckpointDamaged.
+    `tokenizer`: files to lie beside them. Raises UsageError where `out` is there and not empty or cannot be a folder,
+    ExportFailed where the machine refuses to write, HfUnusable, CheckpointDamaged.
     """
     dtype = "bfloat16" if bf16 else checkpoint.specs["params/embedding"].dtype
     config = config_of(model, vocab, length, dtype)
-    if platform.exists(out) and (not platform.is_dir(out) or platform.listdir(out)):
-        raise UsageError("there is something already", where=out, fix="name a folder that is new or empty")
-    platform.mkdir(out)
     shards = list(_shards(model, vocab, fmt.DTYPES[dtype][1].itemsize, shard_bytes))
     names = [SINGLE] if len(shards) == 1 else [
         f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)
     ]
-    for name, shard in zip(names, shards, strict=True):
-        _write_shard(platform, f"{out}/{name}", checkpoint, shard, dtype)
     files = dict(tokenizer or {})
     if len(shards) > 1:
         where = {w.matrix.name(w.layer): name for name, shard in zip(names, shards, strict=True) for w in shard}
         total = sum(w.bytes for shard in shards for w in shard)
         files[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": where})
     files[CONFIG] = _json(config)
-    for name, data in files.items():
-        platform.write_new(f"{out}/{name}", data)
-    platform.fsync_dir(out)
+    with _new_folder(platform, out, [*names, *files]):
+        for name, shard in zip(names, shards, strict=True):
+            _write_shard(platform, f"{out}/{name}", checkpoint, shard, dtype)
+        for name, data in files.items():
+            platform.write_new(f"{out}/{name}", data)
+        platform.fsync_dir(out)
     return [*names, *files]
+
+
+@contextmanager
+def _new_folder(platform: Platform, out: str, names: Sequence[str]) -> Iterator[None]:
+    """The folder `out`, empty; whatever ends the block early leaves none of `names` there, and no folder that was not
+    there before."""
+    try:
+        was_there = platform.exists(out)
+        if was_there and (not platform.is_dir(out) or platform.listdir(out)):
+            raise UsageError("there is something already", where=out, fix="name a folder that is new or empty")
+        platform.mkdir(out)
+    except OSError as error:
+        raise _refused(error, out) from error
+    try:
+        yield
+    except FileExistsError as error:  # another export of this moment: the files are its own
+        raise _refused(error, out) from error
+    except BaseException as error:
+        for name in names:
+            with suppress(OSError):
+                platform.unlink(f"{out}/{name}")
+        if not was_there:
+            with suppress(OSError):
+                platform.rmdir(out)
+        if isinstance(error, OSError):
+            raise _refused(error, out) from error
+        raise
+
+
+def _refused(error: OSError, out: str) -> UsageError | ExportFailed:
+    """A path that can never be a folder is the caller's mistake; all else may be better later."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP):
+        return UsageError(f"no folder can be made here: {error.strerror}", where=out or '""', fix="give another path")
+    return ExportFailed(
+        f"the folder cannot be written: {error.strerror or error}", where=out,
+        fix="free space or mend its permissions and give the same command, or name another folder",
+    )
 
 
 def _json(value: Any) -> bytes:
