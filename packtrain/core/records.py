@@ -119,7 +119,7 @@ class StepDone(Record, tag="step"):
 
 class GuardVerdict(Record, tag="guard_verdict"):
     step: int
-    reason: Literal["non_finite", "spike"]
+    reason: Literal["non_finite", "spike", "copies_differ"]
     rerun: Literal["clean", "same", "different", "unknown"]
     """How the rerun of the same batch from unchanged state ended. same: the batch is to blame. clean: another digest
     and a good verdict, whose result was used; different: another digest, bad again; both make the hardware suspect.

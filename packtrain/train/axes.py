@@ -151,15 +151,26 @@ def gathered(weight: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
     return gather(weight, dims.index("embed"), "embed", "stream", mesh) if "embed" in dims else weight
 
 
+def cutting(dims: tuple[str, ...], mesh: AnyMesh) -> tuple[str, ...]:
+    """Mesh axes that cut a tensor of these dims on this mesh."""
+    return tuple(axis for dim in dims for axis in axes_of(dim, mesh))
+
+
 def total(x: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
     """The sum over all devices that hold different pieces of `dims`; not to be differentiated."""
-    axes = tuple(axis for dim in dims for axis in axes_of(dim, mesh))
+    axes = cutting(dims, mesh)
     return jax.lax.psum(x, axes) if axes else x
 
 
 def greatest(x: jax.Array, dim: str, mesh: Mesh) -> jax.Array:
     """The maximum over all devices that hold different pieces of `dim`; not to be differentiated."""
     axes = axes_of(dim, mesh)
+    return jax.lax.pmax(x, axes) if axes else x
+
+
+def greatest_anywhere(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """The maximum over all devices, copies of a piece included; not to be differentiated."""
+    axes = tuple(axis for axis in mesh.axis_names if mesh.shape[axis] > 1)
     return jax.lax.pmax(x, axes) if axes else x
 
 

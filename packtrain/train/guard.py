@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from packtrain.train import axes
 from packtrain.train.config import GuardConfig
 from packtrain.train.model import Tree
 
@@ -25,6 +27,8 @@ class Verdict(IntEnum):
     OK = 0
     NON_FINITE = 1
     SPIKE = 2
+    COPIES_DIFFER = 3
+    """Devices that hold copies of one gradient hold different bits: no batch does that."""
 
 
 class GuardStats(NamedTuple):
@@ -70,8 +74,36 @@ def _running(mean: jax.Array, variance: jax.Array, x: jax.Array, share: jax.Arra
     return mean + share * gap, (1 - share) * (variance + share * gap * gap)
 
 
-@jax.named_scope("optimizer")
-def digest(grads: Tree) -> jax.Array:
+class Summary(NamedTuple):
+    """Of a gradient, the same on every device whatever each holds: what they decide by must be one thing."""
+
+    norm: jax.Array
+    """Global norm, f32. Where copies differ, the largest of theirs."""
+    digest: jax.Array
     """u32: wrap-around sum of the bits of every element. Integer addition has no order, so no layout enters."""
-    sums = [jax.lax.bitcast_convert_type(g, jnp.uint32).sum(dtype=jnp.uint32) for g in jax.tree.leaves(grads)]
-    return jnp.stack(sums).sum(dtype=jnp.uint32)
+    agree: jax.Array
+    """bool: all copies of every piece have the same bits."""
+
+
+@jax.named_scope("optimizer")
+def summary(grads: Tree, specs: Tree, mesh: Mesh) -> Summary:
+    """Of the whole gradient, taken from what each device really holds. `specs` says how a leaf is cut.
+
+    Computed from one copy alone, norm and verdict could differ between replicas, and some would update while others
+    wait for them. On a mesh that costs a few scalars.
+    """
+    def local(pieces: Tree) -> Summary:
+        by_cut: dict[tuple[str, ...], list[tuple[jax.Array, jax.Array]]] = {}
+        dims_of = {axes.cutting(spec.dims, mesh): spec.dims for spec in jax.tree.leaves(specs)}
+        for piece, spec in zip(jax.tree.leaves(pieces), jax.tree.leaves(specs)):
+            bits = jax.lax.bitcast_convert_type(piece, jnp.uint32).sum(dtype=jnp.uint32)
+            by_cut.setdefault(axes.cutting(spec.dims, mesh), []).append((jnp.square(piece).sum(), bits))
+        squares, digests = zip(*(
+            [axes.total(sum(parts), dims_of[cut], mesh) for parts in zip(*leaves)] for cut, leaves in by_cut.items()
+        ))
+        digest = jnp.stack(digests).sum(dtype=jnp.uint32)
+        most, least = axes.greatest_anywhere(digest, mesh), ~axes.greatest_anywhere(~digest, mesh)
+        return Summary(axes.greatest_anywhere(jnp.sqrt(jnp.stack(squares).sum()), mesh), most, most == least)
+
+    places, whole = jax.tree.map(lambda spec: axes.place(spec.dims, mesh), specs), axes.place((), mesh)
+    return Summary(*axes.spread(lambda pieces: tuple(local(pieces)), mesh, (places,), (whole,) * 3)(grads))

@@ -43,7 +43,9 @@ PHASES_NS = 10 * NS
 PAUSE_POLL_S = 0.2
 GRACE_SHARE = 0.8
 """Part of the grace that a last save may take; the rest is for ending."""
-REASONS: dict[Verdict, Literal["non_finite", "spike"]] = {Verdict.NON_FINITE: "non_finite", Verdict.SPIKE: "spike"}
+REASONS: dict[Verdict, Literal["non_finite", "spike", "copies_differ"]] = {
+    Verdict.NON_FINITE: "non_finite", Verdict.SPIKE: "spike", Verdict.COPIES_DIFFER: "copies_differ",
+}
 
 
 class Feed(Protocol):

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from packtrain.train import axes
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
 from packtrain.train.exchange import Exchange, Solo
-from packtrain.train.guard import Verdict, digest, judge, learn
+from packtrain.train.guard import Verdict, judge, learn, summary
 from packtrain.train.loss import losses
 from packtrain.train.mesh import process_sharding
 from packtrain.train.model import Batch, Tree, param_specs, places
@@ -117,11 +117,6 @@ def split_rows(batch: Batch, microbatches: int) -> Batch:
     }
 
 
-@jax.named_scope("optimizer")
-def global_norm(grads: Tree) -> jax.Array:
-    return jnp.sqrt(jnp.stack([jnp.square(g).sum() for g in jax.tree.leaves(grads)]).sum())
-
-
 def make_step(
     model: ModelConfig, optim: OptimConfig, guard: GuardConfig, train: TrainConfig, mesh: Mesh,
     exchange: Exchange | None = None, seed: int = 0,
@@ -137,8 +132,10 @@ def make_step(
 
     def step(state: State, batch: Batch, orders_R4: jax.Array, command: jax.Array) -> tuple[State, Out]:
         (nll, sums), weight = between.reduce(*gradient_sums(state.params, batch, model, train, mesh))
-        loss, norm, rate = nll / weight, global_norm(sums) / weight, rate_at(state.step)
+        found = summary(sums, specs, mesh)
+        loss, norm, rate = nll / weight, found.norm / weight, rate_at(state.step)
         verdict = judge(loss, norm, state.guard, state.updates, guard)
+        verdict = jnp.where(found.agree, verdict, Verdict.COPIES_DIFFER)
 
         ran = (command != Command.RUN) | ~state.tripped
         takes = ran & ((command == Command.RUN) | (command == Command.RERUN))
@@ -169,7 +166,7 @@ def make_step(
         )
         verdict = jnp.where(ran, verdict, Verdict.OK)
         return state, Out(
-            loss, norm, rate, verdict, digest(sums), ran, state.step, nll, weight, orders_R4,
+            loss, norm, rate, verdict, found.digest, ran, state.step, nll, weight, orders_R4,
             update_norm, jnp.sqrt(squares.before),
         )
 

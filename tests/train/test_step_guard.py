@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from packtrain.train import axes
+from packtrain.train.axes import ParamSpec
 from packtrain.train.config import GuardConfig, TrainConfig
-from packtrain.train.guard import GuardStats, Verdict, digest, judge, learn
+from packtrain.train.guard import GuardStats, Verdict, judge, learn, summary
 from packtrain.train.state import State
 from packtrain.train.step import Command, Out, make_step, place_batch, place_orders
 from tests.train.tiny import MODEL, OPTIM, Rows, fresh, host, mesh_of, packed_rows, placed
@@ -126,7 +128,7 @@ def test_bias_correction_counts_applied_updates() -> None:
     """After a skip the next update is Adam's second, not its third, while step has moved on."""
     state, _ = take(after(0), packed_rows(1), Command.SKIP)
     state, _ = take(state, packed_rows(2))
-    assert (state.step, state.updates, state.opt.count) == (3, 2, 2)
+    assert (state.step, state.updates, state.opt["count"]) == (3, 2, 2)
 
 
 def test_schedules_read_step() -> None:
@@ -182,11 +184,31 @@ def test_a_non_finite_norm_is_enough() -> None:
     assert judge(jnp.float32(1.0), jnp.float32(np.inf), stats, jnp.int32(0), GuardConfig()) == Verdict.NON_FINITE
 
 
+SPECS = {"a": ParamSpec((32, 8), ("vocab", "embed"), 1.0), "b": ParamSpec((4,), ("embed",), "ones")}
+
+
 def test_digest_is_the_wrap_around_sum_of_bits() -> None:
-    """u32 sum modulo 2^32 over all elements, so any single flipped bit shows."""
+    """u32 sum modulo 2^32 over all elements, so any single flipped bit shows; the same on a mesh as on one device."""
     draw = np.random.default_rng(1)
-    tree = {"a": draw.normal(size=(33, 7)).astype(np.float32), "b": draw.normal(size=5).astype(np.float32)}
-    bits = np.concatenate([x.view(np.uint32).ravel() for x in tree.values()]).astype(np.uint64)
-    assert digest(tree) == bits.sum() % 2**32
-    tree["a"].view(np.uint32)[5, 5] ^= 1 << 17
-    assert digest(tree) != bits.sum() % 2**32
+    tree = {name: draw.normal(size=spec.shape).astype(np.float32) for name, spec in SPECS.items()}
+    for flip in (0, 1 << 17):
+        tree["a"].view(np.uint32)[5, 5] ^= flip
+        bits = np.concatenate([x.view(np.uint32).ravel() for x in tree.values()]).astype(np.uint64)
+        for mesh in (mesh_of(), mesh_of(replica=2, fsdp=2, tensor=2)):
+            found = jax.jit(lambda tree, mesh=mesh: summary(tree, SPECS, mesh))(tree)
+            assert found.digest == bits.sum() % 2**32 and found.agree
+            np.testing.assert_allclose(found.norm, np.sqrt(sum(np.square(x).sum() for x in tree.values())), rtol=1e-6)
+
+
+@pytest.mark.parametrize("damage", [1.5, np.inf])
+def test_copies_that_differ_are_seen_by_all(damage: float) -> None:
+    """One device's copy of a piece is damaged: every device hears of it, and all of one norm."""
+    mesh = mesh_of(replica=2, fsdp=2)
+    at = axes.sharding(("embed",), (4,), mesh)
+    pieces = [jax.device_put(np.ones(2, np.float32), device) for device in mesh.devices.flat]
+    pieces[3] = pieces[3] * damage
+    tree = {"b": jax.make_array_from_single_device_arrays((4,), at, pieces)}
+    found = jax.jit(lambda tree: summary(tree, {"b": SPECS["b"]}, mesh))(tree)
+    assert [bool(shard.data) for shard in found.agree.addressable_shards] == [False] * 4
+    norms = {float(shard.data) for shard in found.norm.addressable_shards}
+    assert norms == {float(np.sqrt(np.float32(2 + 2 * damage**2)))}

@@ -12,10 +12,11 @@ import numpy as np
 
 from packtrain.train import axes
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
+from packtrain.train.guard import summary
 from packtrain.train.model import param_specs
 from packtrain.train.optim import clip_factor, schedule, updated
 from packtrain.train.state import State, state_specs, unflatten
-from packtrain.train.step import Command, global_norm, gradient_sums, make_step, place_batch, place_orders
+from packtrain.train.step import Command, gradient_sums, make_step, place_batch, place_orders
 from tests.train.tiny import mesh_of, packed_rows
 
 MODEL = ModelConfig(vocab=512, layers=2, embed=64, heads=4, kv_heads=4, head=16, mlp=192)
@@ -28,7 +29,7 @@ def unguarded(train: TrainConfig, mesh: jax.sharding.Mesh) -> Any:
 
     def step(state: State, batch: dict[str, jax.Array], orders: jax.Array, command: jax.Array) -> tuple[State, Any]:
         (total, sums), weight = gradient_sums(state.params, batch, MODEL, train, mesh)
-        norm, rate = global_norm(sums) / weight, schedule(OPTIM, train.steps)(state.step)
+        norm, rate = summary(sums, param_specs(MODEL), mesh).norm / weight, schedule(OPTIM, train.steps)(state.step)
         factor = clip_factor(norm, OPTIM.clip_norm) / weight
         params, opt, _ = updated(state.params, state.opt, sums, factor, param_specs(MODEL), rate, OPTIM, mesh)
         state = state._replace(params=params, opt=opt, step=state.step + 1, updates=state.updates + 1)
