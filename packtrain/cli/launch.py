@@ -16,7 +16,8 @@ from packtrain.cli.progress import watching
 from packtrain.cli.version import version
 from packtrain.core.errors import EXIT_DONE, CommitsUnfit, RunUnusable
 from packtrain.core.platform import LocalPlatform, Platform
-from packtrain.monitor.report import gather
+from packtrain.monitor.fold import Facts
+from packtrain.monitor.report import bits_text, gather, store_name
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import foreground
 from packtrain.train.sections import newest_spec
@@ -49,8 +50,16 @@ def launch(name: str | None, new: bool, wanted: RunSpec, profile_steps: int = 0)
         return EXIT_DONE
     code = stay(platform, run, profile_steps)
     if code == EXIT_DONE:
+        print(closing(gather(platform, run.folder).facts, run.folder))
         print(f'next: packtrain sample {run.name} --prompt "def "\n      packtrain report {run.name}')
     return code
+
+
+def closing(facts: Facts, folder: str) -> str:
+    """What a run came to, in one line: steps, bits per byte of each held-out store, its folder."""
+    figures = [f"{bits_text(record)} on {store_name(record.store)}" for record in facts.final_evals()]
+    held_out = f", held out {', '.join(figures)}" if figures else ""
+    return f"done: {facts.step:,} steps{held_out}; run folder: {folder}"
 
 
 def default_name(wanted: RunSpec) -> str:

@@ -127,11 +127,23 @@ def held_out(facts: Facts, cards: Cards) -> Iterator[str]:
         card = cards.get(record.store, {})
         partly = "" if record.final else f", partly, at step {record.step}"
         yield f"held out {store_name(record.store)}{partly}: bits per byte, lower is better"
-        yield f"  {'this model':<24}{record.bits_per_byte:7.3f}  perplexity {perplexity(record.loss):.4g} a token"
+        yield _this_model(record)
         for label, key in XZ:
             yield from _beside(label, card.get(key), record)
         if "bytes" in card:
             yield f"  {bytes_text(card['bytes'])} in {card.get('documents', '?')} documents that training never saw"
+
+
+def _this_model(record: EvalDone) -> str:
+    if not math.isfinite(record.bits_per_byte):
+        return f"  {'this model':<24}{bits_text(record)}: its weights or its scores are NaN or infinite"
+    return f"  {'this model':<24}{record.bits_per_byte:7.3f}  perplexity {perplexity(record.loss):.4g} a token"
+
+
+def bits_text(record: EvalDone) -> str:
+    """As in `1.587 bits/byte`; a result that is none is said to be so."""
+    finite = math.isfinite(record.bits_per_byte)
+    return f"{record.bits_per_byte:.3f} bits/byte" if finite else "the result is not a number"
 
 
 def store_name(path: str) -> str:
@@ -146,7 +158,8 @@ def perplexity(loss: float) -> float:
 
 def _beside(label: str, theirs: float | None, record: EvalDone) -> Iterator[str]:
     if theirs:
-        yield f"  {label:<24}{theirs:7.3f}  {_relation(record.bits_per_byte / theirs - 1)}"
+        part = record.bits_per_byte / theirs - 1
+        yield f"  {label:<24}{theirs:7.3f}  {_relation(part) if math.isfinite(part) else ''}".rstrip()
 
 
 def _relation(part: float) -> str:
@@ -156,8 +169,9 @@ def _relation(part: float) -> str:
 def samples(facts: Facts) -> Iterator[str]:
     """The last samples, whole lines only up to a bound; model text is hostile text, so only what prints is shown."""
     chosen = [sample for sample in facts.samples if sample.final][-SAMPLES_SHOWN:] or facts.samples[-1:]
-    for sample in chosen:
-        yield f"sample at step {sample.step}"
+    for n, sample in enumerate(chosen):
+        same = n > 0 and sample.step == chosen[n - 1].step
+        yield "" if same else f"text it writes at step {sample.step}"
         lines = printable(sample.prompt + sample.text).splitlines() or [""]
         yield from (f"  | {line}" for line in lines[:SAMPLE_LINES_MAX])
         if len(lines) > SAMPLE_LINES_MAX:
@@ -203,7 +217,8 @@ def _speed(facts: Facts) -> list[str]:
 def _movement(steps: list[StepDone]) -> list[str]:
     """How far updates go beside the weights they change."""
     shares = [step.update_norm / step.param_norm for step in steps if step.update_norm > 0 and step.param_norm > 0]
-    return [f"  an update changes the weights by {statistics.median(shares):.2e} of their norm"] if shares else []
+    percents = [100 * share for share in shares if math.isfinite(share)]
+    return [f"  an update changes the weights by {statistics.median(percents):.2g}% of their norm"] if percents else []
 
 
 def profile(record: ProfileDone) -> list[str]:
@@ -271,11 +286,17 @@ def _trouble(facts: Facts) -> list[str]:
     lines = [f"guard: {counted(len(facts.verdicts), 'bad step')}"]
     for verdict in facts.verdicts[-ERRORS_SHOWN:]:
         lines.append(f"  step {verdict.step}: {verdict.reason}, rerun {verdict.rerun}, {verdict.policy}")
+    lines += _earlier(len(facts.verdicts))
     errors = [error for error in facts.errors if error.name != StoppedOnRequest.name]
     lines.append(f"errors and warnings: {len(errors) or 'none'}")
     for error in errors[-ERRORS_SHOWN:]:
         lines.append(f"  {error.severity} [{error.name}] {printable(error.what)}")
-    return lines
+    return lines + _earlier(len(errors))
+
+
+def _earlier(count: int) -> list[str]:
+    """How many the list leaves out, where it does."""
+    return [f"  and {count - ERRORS_SHOWN} earlier"] if count > ERRORS_SHOWN else []
 
 
 def _journal(damage: tuple[Damage, ...], facts: Facts) -> list[str]:

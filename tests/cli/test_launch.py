@@ -1,10 +1,15 @@
-"""What a worker's environment says."""
+"""What a worker's environment says, and what a run ends with."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from packtrain.cli.launch import child_env
+from packtrain.cli.launch import child_env, closing
+from packtrain.core.journal import Entry
+from packtrain.core.records import EvalDone, Record, TrainingDone
+from packtrain.monitor.fold import fold
 
 
 def test_workers_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +22,19 @@ def test_what_the_person_set_for_glibc_stands(monkeypatch: pytest.MonkeyPatch) -
     """Tunables of the person's own are passed on as they are."""
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")
     assert child_env()["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=2"
+
+
+def told(*records: Record) -> list[Entry]:
+    return [Entry(record, "w", "b", n, n) for n, record in enumerate(records)]
+
+
+def test_the_closing_line() -> None:
+    """Steps, bits per byte of each held-out store, folder; a store without a number is said to have none."""
+    good = [
+        EvalDone(step=9, store=name, loss=2.0, bits_per_byte=1.5, tokens=9, final=True) for name in ("/a/b", "/c")
+    ]
+    line = closing(fold(told(*good, TrainingDone(step=9, updates_skipped=0))), "/r")
+    assert line == "done: 9 steps, held out 1.500 bits/byte on a/b, 1.500 bits/byte on /c; run folder: /r"
+    bad = EvalDone(step=1, store="/a/b", loss=math.nan, bits_per_byte=math.nan, tokens=10, final=True)
+    assert "the result is not a number on a/b" in closing(fold(told(bad)), "/r")
+    assert closing(fold([]), "/r") == "done: 0 steps; run folder: /r"

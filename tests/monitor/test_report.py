@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
+import re
 
 import msgspec
 import pytest
@@ -227,6 +229,25 @@ def test_updates_beside_the_weights() -> None:
     records = [step(n) for n in range(1, 4)]
     entries = told(*((float(n), record) for n, record in enumerate(records)))
     measured = msgspec.structs.replace(records[0], update_norm=0.5, param_norm=200.0)
-    line = "an update changes the weights by 2.50e-03 of their norm"
+    line = "an update changes the weights by 0.25% of their norm"
     assert line in render(Sources("n", "f", fold([*told((0.0, measured)), *entries])))
     assert "an update" not in render(Sources("n", "f", fold(entries)))
+    endless = msgspec.structs.replace(measured, param_norm=math.inf, update_norm=math.inf)
+    assert line in render(Sources("n", "f", fold(told((0.0, endless), (1.0, measured)))))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_result_that_is_no_number(value: float) -> None:
+    """Is said to be none: no part of it is shown as a percentage, and what xz reaches still is."""
+    done = EvalDone(step=1, store=STORE, loss=value, bits_per_byte=value, tokens=10, final=True)
+    text = render(sources((1.0, done)))
+    assert "the result is not a number" in text and "2.031" in text
+    assert not re.search(r"\b(nan|inf)\b", text)
+
+
+def test_lists_say_what_they_leave_out() -> None:
+    """Of more than eight bad steps, or errors, the last eight are listed and the others are counted."""
+    verdict = GuardVerdict(step=1, reason="nan", rerun="same", policy="skip", digest=1, rerun_digest=1)
+    for record in (verdict, ErrorSeen(severity="warning", name="x", what="y")):
+        assert "  and 12 earlier\n" in render(sources(*((float(n), record) for n in range(20))))
+        assert "earlier" not in render(sources(*((float(n), record) for n in range(8))))
