@@ -39,7 +39,7 @@ def first(run: str | None, new: bool, overrides: Sequence[str], profile_steps: i
     store = f"{folders.stores_folder()}/{STORE}"
     wanted = _configured(overrides, store)
     found = launch.find(run, new, wanted)
-    if found is not None and launch.finished(platform, found):
+    if found is not None and launch.finished(platform, found, profile_steps):
         return _closing(platform, found)
     if not os.path.isfile(f"{store}/card.json"):
         _build_store(platform, store)

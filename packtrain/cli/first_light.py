@@ -14,7 +14,10 @@ def first_light(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe, as in model.layers=4.")
     ] = None,
     profile: Annotated[
-        int, typer.Option("--profile", metavar="STEPS", min=0, help="Trace so many steps; say where time went.")
+        int, typer.Option(
+            "--profile", metavar="STEPS", min=0, max=1000, show_default="none",
+            help="Trace so many steps, after the first four; say where time went.",
+        )
     ] = 0,
 ) -> int:
     """Train a small model in about six minutes.

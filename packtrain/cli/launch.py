@@ -46,7 +46,7 @@ def launch(name: str | None, new: bool, wanted: RunSpec, profile_steps: int = 0)
     if run is None:
         spec.check_data(wanted)
         run = create(platform, pick_name(name, new, wanted), wanted)
-    if run.resumed and finished(platform, run):
+    if run.resumed and finished(platform, run, profile_steps):
         return EXIT_DONE
     code = stay(platform, run, profile_steps)
     if code == EXIT_DONE:
@@ -126,12 +126,14 @@ def usable(folder: str) -> Iterator[None]:
         ) from error
 
 
-def finished(platform: Platform, run: Run) -> bool:
-    """Whether the run is done already; says so."""
+def finished(platform: Platform, run: Run, profile_steps: int = 0) -> bool:
+    """Whether the run is done already; says so, and that nothing is traced where that was asked for."""
     facts = gather(platform, run.folder).facts
     if facts.done is None:
         return False
     print(f"run {run.name!r} is finished, at step {facts.done.step}; --new starts another")
+    if profile_steps:
+        print("  --profile traced nothing: no step is left")
     print(f"  packtrain report {run.name}")
     return True
 

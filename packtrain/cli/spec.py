@@ -97,8 +97,8 @@ def with_weights(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
 
 
 def check_data(spec: RunSpec) -> None:
-    """Raises Contradiction where there is nothing to read, CorpusMissing where it is not there, StoreDamaged where its
-    card is, TokenizerMismatch where two stores, held out or not, were made with different tokenizers, or with another
+    """Raises Contradiction where there is nothing to read or a held-out store is named twice, CorpusMissing
+    where a store is not there, StoreDamaged where its card is, TokenizerMismatch where two stores, held out or not, were made with different tokenizers, or with another
     than foreign weights."""
     from packtrain.data.signed import read_card
     from packtrain.data.store import CARD, Card
@@ -108,6 +108,7 @@ def check_data(spec: RunSpec) -> None:
             f"recipe {spec.recipe} was given nothing to read", where="data.stores",
             fix="packtrain data build PATH... --out DIR, then add --data DIR",
         )
+    _check_distinct(spec.data.held_out)
     made_with: dict[str, str] = {}
     for folder in store_folders(spec.data):
         if not os.path.isfile(f"{folder}/{CARD}"):
@@ -125,6 +126,14 @@ def check_data(spec: RunSpec) -> None:
 
         weights = hf.Weights(LocalPlatform(), spec.train.weights)
         check_foreign(LocalPlatform(), weights.folder, weights.vocab, card.tokenizer_hash, card.tokenizer_size)
+
+
+def _check_distinct(held_out: Sequence[str]) -> None:
+    """Figures are kept by store: of one that is named twice a report would show one."""
+    for n, folder in enumerate(held_out):
+        if os.path.realpath(folder) in map(os.path.realpath, held_out[:n]):
+            where = f"data.held_out.{n}: {folder}"
+            raise Contradiction("a held-out store is given twice", where=where, fix="name it once")
 
 
 def store_folders(data: DataConfig) -> list[str]:

@@ -24,7 +24,10 @@ def train(
         str | None, typer.Option("--from", metavar="DIR", help="Begin with the model in DIR, as Hugging Face keeps it.")
     ] = None,
     profile: Annotated[
-        int, typer.Option("--profile", metavar="STEPS", min=0, help="Trace so many steps; say where time went.")
+        int, typer.Option(
+            "--profile", metavar="STEPS", min=0, max=1000, show_default="none",
+            help="Trace so many steps, after the first four; say where time went.",
+        )
     ] = 0,
 ) -> int:
     """Train RECIPE. The same command resumes; Ctrl-C saves and stops.

@@ -40,6 +40,7 @@ MISTAKES = {
     "--mesh in other digits": (["shape", "rung:10m", "--mesh", "fsdp=８"], 78, "fsdp is '８'"),
     "--mesh that does not fit": (["shape", "rung:10m", "--mesh", "tensor=2"], 78, "where: --mesh"),
     "size of an axis": (["train", "first-light", "--set", "train.mesh.fsdp=0"], 78, "fsdp is 0"),
+    "--profile without an end": (["train", "first-light", "--profile", "1001"], 2, "--profile"),
     "no data": (["train", "first-light"], 78, "packtrain data build"),
     "data not there": (["train", "first-light", "--data", "nowhere"], 78, "packtrain data build"),
     "first-light without an end": (["first-light", "--set", "train.minutes_max=0"], 78, "train.minutes_max"),
@@ -230,6 +231,14 @@ def test_a_held_out_store_of_another_tokenizer(
     other = write_store(home / "other", [source.encode()], train_bpe([source], 300))
     code, _, errors = said(capsys, "train", "first-light", "--data", store, "--set", f'data.held_out=["{other}"]')
     assert code == 78 and errors.startswith("[data.tokenizer_mismatch]") and other in errors
+    assert not (home / "runs").exists()
+
+
+def test_a_held_out_store_given_twice(home: pathlib.Path, store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One held-out store under two names is refused before the run is made, naming the second."""
+    twice = f'data.held_out=["{store}/held_out", "{store}/train/../held_out"]'
+    code, _, errors = said(capsys, "train", "first-light", "--data", store, "--set", twice)
+    assert code == 78 and errors.startswith("[config.contradiction]") and "data.held_out.1" in errors
     assert not (home / "runs").exists()
 
 

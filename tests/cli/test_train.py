@@ -43,6 +43,7 @@ def test_a_finished_run_says_so(
     before = sorted((home / "runs" / "small" / "commits").iterdir())
     code, out, errors = said(capsys, *command)
     assert (code, errors) == (0, "") and "is finished, at step 12" in out and "--new" in out and "run folder:" in out
+    assert "--profile" not in out and "--profile traced nothing" in said(capsys, *command, "--profile", "2")[1]
     assert sorted((home / "runs" / "small" / "commits").iterdir()) == before
 
 
