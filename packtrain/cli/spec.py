@@ -97,9 +97,9 @@ def with_weights(spec: RunSpec, overrides: Sequence[str]) -> RunSpec:
 
 
 def check_data(spec: RunSpec) -> None:
-    """Raises Contradiction where there is nothing to read or a held-out store is named twice, CorpusMissing
-    where a store is not there, StoreDamaged where its card is, TokenizerMismatch where two stores, held out or not, were made with different tokenizers, or with another
-    than foreign weights."""
+    """Raises Contradiction where there is nothing to read or a held-out store is named twice, CorpusMissing where a
+    store is not there, StoreDamaged where its card is, TokenizerMismatch where two stores, held out or not, were made
+    with different tokenizers, or with another than foreign weights."""
     from packtrain.data.signed import read_card
     from packtrain.data.store import CARD, Card
 
