@@ -210,14 +210,18 @@ def survey(platform: Platform, run_folder: str) -> Survey:
         if fmt.parse_folder(name) is not None:
             with suppress(FileNotFoundError):  # purged since it was listed
                 ages[name] = now_s - platform.modified_s(path)
+    commits = CommitLog(platform, f"{run_folder}/commits").all()
+    return Survey(commits=tuple(commits), tombstones=_tombstones(platform, run_folder), ages_s=ages, now_s=now_s)
+
+
+def _tombstones(platform: Platform, run_folder: str) -> dict[str, Tombstone]:
     stones: dict[str, Tombstone] = {}
     for name, path in _entries(platform, f"{run_folder}/tombstones"):
         with suppress(FileNotFoundError):
             stone = parse_tombstone(platform.read(path, 0, TOMBSTONE_BYTES_MAX))
             if stone is not None and name == tombstone_name(stone.folder):
                 stones[stone.folder] = stone
-    commits = CommitLog(platform, f"{run_folder}/commits").all()
-    return Survey(commits=tuple(commits), tombstones=stones, ages_s=ages, now_s=now_s)
+    return stones
 
 
 def _entries(platform: Platform, folder: str) -> list[tuple[str, str]]:

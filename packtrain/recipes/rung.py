@@ -98,20 +98,18 @@ def aspect(n: int) -> float:
 
 def shape(n: int, vocab: int) -> ModelConfig:
     """The model nearest to `n` parameters and its aspect. Raises Contradiction when the vocabulary is too large."""
-    best: tuple[float, ModelConfig] | None = None
-    for embed in _widths():
-        for layers in LAYERS:
-            model = _model(vocab, embed, layers)
-            off = abs(parameters(model) / n - 1)
-            cost = abs(math.log(embed / layers / aspect(n))) + 4 * off
-            if off < TOLERANCE and (best is None or cost < best[0]):
-                best = cost, model
-    if best is None:
+    every = (_model(vocab, embed, layers) for embed in _widths() for layers in LAYERS)
+    near = [model for model in every if _off(model, n) < TOLERANCE]
+    if not near:
         raise Contradiction(
             f"no model of {n / 1e6:.0f}M parameters has a vocabulary of {vocab}", where="model.vocab",
             fix=f"build the data with --vocab {suggested_vocab(n)}, or choose a larger rung",
         )
-    return best[1]
+    return min(near, key=lambda m: abs(math.log(m.embed / m.layers / aspect(n))) + 4 * _off(m, n))
+
+
+def _off(model: ModelConfig, n: int) -> float:
+    return abs(parameters(model) / n - 1)
 
 
 def length(n: int) -> int:

@@ -92,18 +92,24 @@ def summary(grads: Tree, specs: Tree, mesh: Mesh) -> Summary:
     Computed from one copy alone, norm and verdict could differ between replicas, and some would update while others
     wait for them. On a mesh that costs a few scalars.
     """
-    def local(pieces: Tree) -> Summary:
-        by_cut: dict[tuple[str, ...], list[tuple[jax.Array, jax.Array]]] = {}
-        dims_of = {axes.cutting(spec.dims, mesh): spec.dims for spec in jax.tree.leaves(specs)}
-        for piece, spec in zip(jax.tree.leaves(pieces), jax.tree.leaves(specs)):
-            bits = jax.lax.bitcast_convert_type(piece, jnp.uint32).sum(dtype=jnp.uint32)
-            by_cut.setdefault(axes.cutting(spec.dims, mesh), []).append((jnp.square(piece).sum(), bits))
-        squares, digests = zip(*(
-            [axes.total(sum(parts), dims_of[cut], mesh) for parts in zip(*leaves)] for cut, leaves in by_cut.items()
-        ))
-        digest = jnp.stack(digests).sum(dtype=jnp.uint32)
-        most, least = axes.greatest_anywhere(digest, mesh), ~axes.greatest_anywhere(~digest, mesh)
-        return Summary(axes.greatest_anywhere(jnp.sqrt(jnp.stack(squares).sum()), mesh), most, most == least)
-
     places, whole = jax.tree.map(lambda spec: axes.place(spec.dims, mesh), specs), axes.place((), mesh)
-    return Summary(*axes.spread(lambda pieces: tuple(local(pieces)), mesh, (places,), (whole,) * 3)(grads))
+
+    def local(pieces: Tree) -> tuple[jax.Array, ...]:
+        squares, digest = _sums(pieces, specs, mesh)
+        most, least = axes.greatest_anywhere(digest, mesh), ~axes.greatest_anywhere(~digest, mesh)
+        return axes.greatest_anywhere(jnp.sqrt(squares), mesh), most, most == least
+
+    return Summary(*axes.spread(local, mesh, (places,), (whole,) * 3)(grads))
+
+
+def _sums(pieces: Tree, specs: Tree, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
+    """Sum of squares and of bits over all pieces, as the devices that this one adds up with know them."""
+    by_cut: dict[tuple[str, ...], list[tuple[jax.Array, jax.Array]]] = {}
+    dims_of = {axes.cutting(spec.dims, mesh): spec.dims for spec in jax.tree.leaves(specs)}
+    for piece, spec in zip(jax.tree.leaves(pieces), jax.tree.leaves(specs)):
+        bits = jax.lax.bitcast_convert_type(piece, jnp.uint32).sum(dtype=jnp.uint32)
+        by_cut.setdefault(axes.cutting(spec.dims, mesh), []).append((jnp.square(piece).sum(), bits))
+    squares, digests = zip(*(
+        [axes.total(sum(parts), dims_of[cut], mesh) for parts in zip(*leaves)] for cut, leaves in by_cut.items()
+    ))
+    return jnp.stack(squares).sum(), jnp.stack(digests).sum(dtype=jnp.uint32)
