@@ -9,13 +9,16 @@ the program's collectives are those written, on every mesh: no compiler chooses 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from packtrain.core.errors import LayoutError
 
@@ -154,6 +157,35 @@ def gathered(weight: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
 def cutting(dims: tuple[str, ...], mesh: AnyMesh) -> tuple[str, ...]:
     """Mesh axes that cut a tensor of these dims on this mesh."""
     return tuple(axis for dim in dims for axis in axes_of(dim, mesh))
+
+
+def gathered_as(weight: jax.Array, dims: tuple[str, ...], compute: DTypeLike, mesh: Mesh) -> jax.Array:
+    """A weight as `gathered` gives it, rounded to the compute type before, so that the smaller type is sent.
+
+    An f32 weight comes out as f32: so its gradient is one, and what devices found is added in f32. A product casts it
+    (matmul.py), which undoes the cast back here: the compiler drops both.
+    """
+    if weight.dtype != jnp.float32 or compute == jnp.float32:
+        return gathered(weight.astype(compute), dims, mesh)
+    return _rounded_and_gathered(weight, dims, compute, mesh)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _rounded_and_gathered(weight: jax.Array, dims: tuple[str, ...], compute: DTypeLike, mesh: Mesh) -> jax.Array:
+    return gathered(weight.astype(compute), dims, mesh).astype(weight.dtype)
+
+
+def _rounded_forward(
+    weight: jax.Array, dims: tuple[str, ...], compute: DTypeLike, mesh: Mesh
+) -> tuple[jax.Array, None]:
+    return _rounded_and_gathered(weight, dims, compute, mesh), None
+
+
+def _rounded_backward(dims: tuple[str, ...], compute: DTypeLike, mesh: Mesh, _: None, d: jax.Array) -> tuple[jax.Array]:
+    return (scatter_sum(d, dims.index("embed"), "stream", "embed", mesh) if "embed" in dims else d,)
+
+
+_rounded_and_gathered.defvjp(_rounded_forward, _rounded_backward)
 
 
 def total(x: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:

@@ -76,12 +76,15 @@ def losses(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, m
 def head_losses(
     x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, weights_BL: jax.Array, head: Head
 ) -> Losses:
-    """Of the scores x table^T, capped. Targets and weights are data: they get no gradient.
+    """Of the scores x table^T, capped. Targets and weights are data: they get no gradient. The table is multiplied in
+    the type of x and its gradient is of its own type, as in `matmul.project`.
 
     Where `vocab` is cut a device has the table's rows of its own entries: all get the same losses, and each sends its
     part of a sum back to x. No collective has the size of the table. Sources: arXiv:2204.02311 section 5 (z-loss),
     arXiv:2408.00118 (soft-cap).
     """
+
+    table_VD = table_VD.astype(x_BLD.dtype)
 
     def add(sums: Losses, chunk: Chunk) -> tuple[Losses, None]:
         return _plus(sums, _token_losses(_score(chunk, table_VD, head), chunk, head)), None
@@ -93,7 +96,8 @@ def _forward(
     x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, weights_BL: jax.Array, head: Head
 ) -> tuple[Losses, Kept]:
     """The losses, and the gradient of the objective already: it only needs to be multiplied by a number later."""
-    V, D = table_VD.shape
+    (V, D), kind = table_VD.shape, table_VD.dtype
+    table_VD = table_VD.astype(x_BLD.dtype)
 
     def add(sums: tuple[Losses, jax.Array], chunk: Chunk) -> tuple[tuple[Losses, jax.Array], jax.Array]:
         scored = _score(chunk, table_VD, head)
@@ -106,7 +110,7 @@ def _forward(
     chunks = _chunks(x_BLD, targets_BL, weights_BL, V, head)
     (sums, d_table_DV), dx_NCD = jax.lax.scan(add, (_zero(), jnp.zeros((D, V), jnp.float32)), chunks)
     dx_BLD = dx_NCD.reshape(-1, D)[: targets_BL.size].reshape(x_BLD.shape)
-    return sums, (dx_BLD, d_table_DV.T.astype(table_VD.dtype))
+    return sums, (dx_BLD, d_table_DV.T.astype(kind))
 
 
 def _backward(head: Head, kept: Kept, d: Losses) -> tuple[jax.Array, jax.Array, None, None]:

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from packtrain.train import axes
 from packtrain.train.attention import attend, windowed
-from packtrain.train.axes import ParamSpec, gather, gathered, scatter_sum
+from packtrain.train.axes import ParamSpec, gather, gathered, gathered_as, scatter_sum
 from packtrain.train.config import ModelConfig, TrainConfig
 from packtrain.train.matmul import project
 
@@ -188,21 +188,21 @@ def hidden(params: Tree, batch: Batch, model: ModelConfig, train: TrainConfig, m
     context = dict(batch) | {"rope": rope_table(batch["positions_BL"], model.head, model.rope_theta)}
 
     def layer(x_BLD: jax.Array, w: Tree) -> jax.Array:
-        w = {name: gathered(w[name].astype(compute), specs[name].dims[1:], mesh) for name in w}
+        w = {name: gathered_as(w[name], specs[name].dims[1:], compute, mesh) for name in w}
         return block(x_BLD, w, context, model, train, mesh)
 
     table_VD = gathered(params["embedding"], ("vocab", "embed"), mesh)
     x_BLD = embed(table_VD, batch["tokens_BL"], mesh).astype(compute)
     plain = mesh.size == 1 and compute == jnp.float32
     x_BLD = run_layers(x_BLD, params["layers"], layer, train, plain)
-    scale_D = gathered(params["final_norm"].astype(compute), ("embed",), mesh)
+    scale_D = gathered_as(params["final_norm"], ("embed",), compute, mesh)
     return gather(rms_norm(x_BLD, scale_D, model.norm_epsilon), 1, "span", "length", mesh)
 
 
 def output_table(params: Tree, model: ModelConfig, compute: DTypeLike, mesh: Mesh) -> jax.Array:
-    """What hidden vectors are scored against: [V, D] in the compute type, this device's entries, each whole."""
-    table_VD = params["embedding" if model.tied else "unembedding"].astype(compute)
-    return gathered(table_VD, ("vocab", "embed"), mesh)
+    """What hidden vectors are scored against: [V, D] as `gathered_as` gives it, this device's entries, each whole."""
+    table_VD = params["embedding" if model.tied else "unembedding"]
+    return gathered_as(table_VD, ("vocab", "embed"), compute, mesh)
 
 
 def soft_capped(scores: jax.Array, cap: float) -> jax.Array:

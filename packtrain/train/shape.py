@@ -213,12 +213,13 @@ def _gathered(of: Layout, dims: tuple[str, ...], shape: tuple[int, ...]) -> int:
 
 
 def _weights(of: Layout) -> Iterator[Collective]:
-    """Of each layer: gathered for the forward pass and again for the backward, whose gradients are scattered."""
+    """Of each layer: gathered for the forward pass and again for the backward, whose gradients are scattered in f32."""
     layers, over = of.spec.model.layers, axes.axes_of("embed", of.mesh)
     for spec in param_specs(of.spec.model)["layers"].values():
         if "embed" in spec.dims:
             elements = _gathered(of, spec.dims[1:], spec.shape[1:])
-            yield from _over(of, over, {"all-gather": 2 * layers, "reduce-scatter": layers}, elements, of.compute)
+            yield from _over(of, over, {"all-gather": 2 * layers}, elements, of.compute)
+            yield from _over(of, over, {"reduce-scatter": layers}, elements, F32)
 
 
 def _stream(of: Layout) -> Iterator[Collective]:
@@ -243,13 +244,17 @@ def _keys(of: Layout) -> Iterator[Collective]:
 
 
 def _tables(of: Layout) -> Iterator[Collective]:
-    """Embedding in f32, output table and last norm in the compute type. One gather where the first two are the same."""
+    """Embedding in f32, output table and last norm in the compute type, gradients in f32.
+
+    One gather where the first two are the same.
+    """
     model, over = of.spec.model, axes.axes_of("embed", of.mesh)
     elements = of.elements(("vocab", "stream"), (model.vocab, model.embed))
     same = model.tied and of.compute == F32
     yield from _over(of, over, {"all-gather": 1, "reduce-scatter": 1}, elements, F32)
-    yield from _over(of, over, {"all-gather": not same, "reduce-scatter": 1}, elements, of.compute)
-    yield from _over(of, over, {"all-gather": 1, "reduce-scatter": 1}, model.embed, of.compute)
+    yield from _over(of, over, {"all-gather": not same}, elements, of.compute)
+    yield from _over(of, over, {"all-gather": 1}, model.embed, of.compute)
+    yield from _over(of, over, {"reduce-scatter": 1}, elements + model.embed, F32)
 
 
 def _loss(of: Layout) -> Iterator[Collective]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -155,12 +155,40 @@ def _within(lines: list[str], times: int, mesh: Mapping[str, int]) -> Iterator[C
             yield Collective(match[2], axes_of(groups, mesh), sent, times)
 
 
-def totals(found: list[Collective]) -> dict[tuple[tuple[str, ...], str], int]:
+def totals(found: Iterable[Collective | Traced]) -> dict[tuple[tuple[str, ...], str], int]:
     """(axes, kind) -> bytes a device sends."""
     sums = Counter[tuple[tuple[str, ...], str]]()
     for each in found:
         sums[each.axes, each.kind] += each.sent
     return dict(sums)
+
+
+TRACED = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "psum": "all-reduce", "pmax": "all-reduce"}
+
+
+class Traced(NamedTuple):
+    """A collective of a traced program, before any compiler: types are those that were written."""
+
+    kind: str
+    axes: tuple[str, ...]
+    type: np.dtype
+    sent: int
+
+
+def traced(program: Any, mesh: Mapping[str, int], turns: int = 1) -> Iterator[Traced]:
+    """Every collective of a jaxpr, of loops and inner programs too; sent as `Collective` says."""
+    for operation in program.eqns:
+        if kind := TRACED.get(operation.primitive.name):
+            over = operation.params.get("axis_name") or operation.params["axes"]
+            n = math.prod(mesh[axis] for axis in over)
+            for made in operation.outvars:
+                result = made.aval.size * made.aval.dtype.itemsize
+                yield Traced(kind, tuple(over), made.aval.dtype, turns * sent_bytes(kind, result, n))
+        loop = operation.params["length"] if operation.primitive.name == "scan" else 1
+        for value in operation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from traced(inner, mesh, turns * loop)
 
 
 def operations(text: str) -> Iterator[str]:

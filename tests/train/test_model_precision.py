@@ -15,7 +15,7 @@ from packtrain.core.errors import Contradiction
 from packtrain.train import axes
 from packtrain.train.axes import ParamSpec
 from packtrain.train.config import OptimConfig, TrainConfig
-from packtrain.train.model import init_params
+from packtrain.train.model import init_params, param_specs
 from packtrain.train.optim import start, updated
 from packtrain.train.rounding import DTYPES, rounded, rounding_key
 from packtrain.train.state import state_specs
@@ -67,6 +67,14 @@ def test_weights_are_multiplied_in_bf16() -> None:
     """The seven matrices of a layer and the head, forward and twice backward: operands in bf16."""
     products = [op for op in bf16_program() if op.primitive.name == "dot_general" and all(map(is_bf16, op.invars))]
     assert len(products) >= 3 * 8
+
+
+def test_gradients_of_weights_are_never_rounded_to_bf16() -> None:
+    """Of the seven matrices of a layer: products that have the shape of a weight come out in f32."""
+    sizes = {spec.shape[1:] for spec in param_specs(MODEL)["layers"].values() if spec.is_matrix}
+    products = [op for op in bf16_program() if op.primitive.name == "dot_general"]
+    found = [op.outvars[0].aval.dtype for op in products if op.outvars[0].aval.shape in sizes]
+    assert len(found) >= 7 and set(found) == {jnp.dtype(jnp.float32)}
 
 
 def test_gradients_are_f32() -> None:

@@ -27,8 +27,8 @@ SCALARS = 512
 """Bytes that losses, norms, counters and the digest may send and the formula leaves out."""
 
 
-def layout(microbatches: int = 1, remat: str = "none", **mesh: int) -> shape.Layout:
-    train = TrainConfig(mesh=mesh, microbatches=microbatches, remat=remat)
+def layout(microbatches: int = 1, remat: str = "none", precision: str = "f32", **mesh: int) -> shape.Layout:
+    train = TrainConfig(mesh=mesh, microbatches=microbatches, remat=remat, precision=precision)
     return shape.Layout(Sections(model=MODEL, optim=OPTIM, train=train, data=DataConfig(batch_rows=8, length=16)))
 
 
@@ -47,6 +47,20 @@ def test_collectives_of_the_compiled_step_are_those_of_the_formula() -> None:
     for key in found.keys() | wanted.keys():
         assert 0 <= found.get(key, 0) - wanted.get(key, 0) <= SCALARS, key
     assert len(wanted) == 8
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 2}, {"replica": 2, "fsdp": 4}])
+def test_bf16_sends_weights_in_bf16_and_gradients_in_f32(mesh: dict[str, int]) -> None:
+    """Where no stream is cut: gathers are bf16 but for the embedding's, every sum over devices is f32, and the bytes
+    are those of the formula. As traced: the CPU compiler makes f32 of bf16 collectives."""
+    of = layout(2, precision="bf16", **mesh)
+    found = list(collectives.traced(lowering.traced(of).jaxpr, of.mesh.shape))
+    assert {str(each.type) for each in found if each.kind != "all-gather"} == {"float32"}
+    gathers = [str(each.type) for each in found if each.kind == "all-gather"]
+    assert gathers.count("float32") == 1 and gathers.count("bfloat16") > 10
+    sent, wanted = collectives.totals(found), shape.sent_bytes(of)
+    for key in sent.keys() | wanted.keys():
+        assert 0 <= sent.get(key, 0) - wanted.get(key, 0) <= SCALARS, key
 
 
 def test_state_and_batch_are_the_arguments_of_the_compiled_step() -> None:
