@@ -51,11 +51,11 @@ def test_collectives_of_the_compiled_step_are_those_of_the_formula() -> None:
 
 @pytest.mark.parametrize("mesh", [{"fsdp": 2}, {"replica": 2, "fsdp": 4}])
 def test_bf16_sends_weights_in_bf16_and_gradients_in_f32(mesh: dict[str, int]) -> None:
-    """Where no stream is cut: gathers are bf16 but for the embedding's, every sum over devices is f32, and the bytes
+    """Where no stream is cut: gathers are bf16 but for the embedding's, no sum over devices is, and the bytes
     are those of the formula. As traced: the CPU compiler makes f32 of bf16 collectives."""
     of = layout(2, precision="bf16", **mesh)
     found = list(collectives.traced(lowering.traced(of).jaxpr, of.mesh.shape))
-    assert {str(each.type) for each in found if each.kind != "all-gather"} == {"float32"}
+    assert "bfloat16" not in {str(each.type) for each in found if each.kind != "all-gather"}
     gathers = [str(each.type) for each in found if each.kind == "all-gather"]
     assert gathers.count("float32") == 1 and gathers.count("bfloat16") > 10
     sent, wanted = collectives.totals(found), shape.sent_bytes(of)
