@@ -107,7 +107,9 @@ def test_a_section_is_read_alone_and_strictly() -> None:
 
 # --- errors, as a person sees them -------------------------------------------------------------------
 
-MODEL_KEYS = "vocab, layers, embed, heads, kv_heads, head, mlp, rope_theta, norm_epsilon, qk_norm, tied, window, logit_softcap"
+MODEL_KEYS = (
+    "vocab, layers, embed, heads, kv_heads, head, mlp, rope_theta, norm_epsilon, qk_norm, tied, window, logit_softcap"
+)
 IN_FILE = {
     "unknown key, near a right one": (
         "[model]\nlayrs = 3",
