@@ -44,7 +44,10 @@ class GuardStats(NamedTuple):
         return cls(*(jnp.zeros((), jnp.float32) for _ in cls._fields))
 
 
-def judge(loss: jax.Array, norm: jax.Array, stats: GuardStats, updates: jax.Array, guard: GuardConfig) -> jax.Array:
+def judge(
+    loss: jax.Array, norm: jax.Array, stats: GuardStats, updates: jax.Array, guard: GuardConfig,
+    agree: jax.Array | bool = True,
+) -> jax.Array:
     """The verdict on a step with this loss and gradient norm, i32 (see Verdict).
 
     Any NaN or inf in a gradient is in its norm.
@@ -53,7 +56,8 @@ def judge(loss: jax.Array, norm: jax.Array, stats: GuardStats, updates: jax.Arra
     spike = _far_above(loss, stats.loss_mean, stats.loss_variance, guard)
     spike |= _far_above(norm, stats.norm_mean, stats.norm_variance, guard)
     spike &= (updates >= max(guard.warmup_updates, 2)) & (guard.spike_sigmas > 0)
-    return jnp.where(finite, jnp.where(spike, Verdict.SPIKE, Verdict.OK), Verdict.NON_FINITE).astype(jnp.int32)
+    verdict = jnp.where(finite, jnp.where(spike, Verdict.SPIKE, Verdict.OK), Verdict.NON_FINITE)
+    return jnp.where(agree, verdict, Verdict.COPIES_DIFFER).astype(jnp.int32)
 
 
 def _far_above(x: jax.Array, mean: jax.Array, variance: jax.Array, guard: GuardConfig) -> jax.Array:

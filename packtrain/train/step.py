@@ -134,8 +134,7 @@ def make_step(
         (nll, sums), weight = between.reduce(*gradient_sums(state.params, batch, model, train, mesh))
         found = summary(sums, specs, mesh)
         loss, norm, rate = nll / weight, found.norm / weight, rate_at(state.step)
-        verdict = judge(loss, norm, state.guard, state.updates, guard)
-        verdict = jnp.where(found.agree, verdict, Verdict.COPIES_DIFFER)
+        verdict = judge(loss, norm, state.guard, state.updates, guard, found.agree)
 
         ran = (command != Command.RUN) | ~state.tripped
         takes = ran & ((command == Command.RUN) | (command == Command.RERUN))

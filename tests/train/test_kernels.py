@@ -110,16 +110,18 @@ def test_a_wrong_kernel_is_found_before_the_first_step(kernel: Any, name: str) -
 
 
 def test_a_window_ignored_in_long_rows_is_found() -> None:
-    """A mean over many keys is small beside the value of a document's first token: each query is held to its own."""
-    at = np.arange(512, dtype=np.int32)[None]
-    model = ModelConfig(heads=1, kv_heads=1, head=8, window=256)
+    """A mean over many keys is small beside the values of short documents in the same row: each query is held to its
+    own."""
+    at = np.arange(6144, dtype=np.int32)[None]
+    starts = np.where(at < 2048, at - at % 4, 2048).astype(np.int32)
+    model = ModelConfig(heads=1, kv_heads=1, head=8, window=2048)
 
-    def windowless(q: jax.Array, k: jax.Array, v: jax.Array, starts: jax.Array, ends: jax.Array, _: Any) -> Any:
-        return reference(q, k, v, 0 * starts, ends)
+    def windowless(q: jax.Array, k: jax.Array, v: jax.Array, _: Any, ends: jax.Array, train: TrainConfig) -> Any:
+        return reference(q, k, v, jnp.asarray(starts[:, : q.shape[1]]), ends)
 
     with pytest.raises(AttentionWrong, match="values"):
         bf16 = TrainConfig(attention="blockwise", precision="bf16")
-        check_attention(0 * at, at + 1, model, bf16, kernel=windowless)
+        check_attention(starts, at + 1, model, bf16, kernel=windowless)
 
 
 # --- splash, as far as it goes without a TPU -------------------------------------------------------

@@ -178,6 +178,13 @@ def test_verdicts(sigmas: float, loss: float, verdict: Verdict) -> None:
     assert judge(jnp.float32(loss), jnp.float32(1.0), stats, jnp.int32(10), guard) == verdict
 
 
+def test_copies_that_differ_are_a_verdict() -> None:
+    """Whatever loss and norm are: no batch makes two copies of one gradient differ."""
+    for norm in (1.0, np.inf):
+        found = judge(jnp.float32(1.0), jnp.float32(norm), GuardStats.start(), jnp.int32(0), GuardConfig(), False)
+        assert found == Verdict.COPIES_DIFFER
+
+
 def test_a_non_finite_norm_is_enough() -> None:
     """A gradient can overflow where the loss does not."""
     stats = GuardStats.start()
