@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from packtrain.cli.options import Profile
+
 
 def first_light(
     run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Create or resume this run.")] = None,
@@ -13,12 +15,7 @@ def first_light(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe, as in model.layers=4.")
     ] = None,
-    profile: Annotated[
-        int, typer.Option(
-            "--profile", metavar="STEPS", min=0, max=1000, show_default="none",
-            help="Trace so many steps, after the first four; say where time went.",
-        )
-    ] = 0,
+    profile: Profile = 0,
 ) -> int:
     """Train a small model in about six minutes.
 

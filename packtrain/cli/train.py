@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from packtrain.cli.options import Profile
+
 
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="first-light, or rung:SIZE, from 10m to 64b.")],
@@ -23,12 +25,7 @@ def train(
     weights: Annotated[
         str | None, typer.Option("--from", metavar="DIR", help="Begin with the model in DIR, as Hugging Face keeps it.")
     ] = None,
-    profile: Annotated[
-        int, typer.Option(
-            "--profile", metavar="STEPS", min=0, max=1000, show_default="none",
-            help="Trace so many steps, after the first four; say where time went.",
-        )
-    ] = 0,
+    profile: Profile = 0,
 ) -> int:
     """Train RECIPE. The same command resumes; Ctrl-C saves and stops.
 

@@ -15,10 +15,12 @@ from packtrain.data.store import Store
 from packtrain.data.tokenizer import byte_tokenizer
 from packtrain.train.heldout import HeldOut
 from packtrain.train.mesh import make_mesh
-from packtrain.train.model import forward
+from packtrain.train.model import forward, param_specs
 from packtrain.train.sample import Sampler, draw
+from packtrain.train.step import make_eval
 from tests.train import rig
 from tests.train.test_worker import corpus
+from tests.train.tiny import packed_rows
 
 __all__ = ["corpus"]
 
@@ -45,6 +47,23 @@ def test_every_token_of_the_store_counts_once(corpus: str) -> None:
     some = held_out.sums(params, store, 5, lambda: None)
     assert 0 < some.weight_sum <= 5 * 32 < card.tokens
     assert len(beats) > 2
+
+
+def test_an_evaluation_takes_no_more_memory_than_training() -> None:
+    """In four microbatches it holds a quarter of the activations at a time."""
+    model = rig.msgspec.structs.replace(rig.SPEC.model, mlp=512)
+    params = jax.tree.map(
+        lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32), param_specs(model),
+    )
+    rows = packed_rows(rows=16, length=64, vocab=model.vocab)
+    batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in rows._asdict().items()}
+
+    def temporary(microbatches: int) -> int:
+        train = rig.with_train(rig.SPEC, microbatches=microbatches).train
+        compiled = make_eval(model, train, one_device()).lower(params, batch).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(4) < 0.6 * temporary(1)
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import numpy as np
 import pytest
@@ -117,6 +119,20 @@ def test_meshes_that_cannot_be() -> None:
     """Sizes that do not multiply to the devices, or an axis nothing is split over, are refused by name."""
     assert "takes 4 devices, but there are 3" in message(lambda: make_mesh({"fsdp": 4}, jax.devices()[:3]))
     assert "mesh axis stage = 2" in message(lambda: make_mesh({"stage": 2}, jax.devices()[:2]))
+
+
+@dataclass(frozen=True)
+class Chip:
+    """As much of a device as a mesh looks at."""
+
+    process_index: int
+    id: int
+
+
+def test_devices_of_one_process_are_neighbours() -> None:
+    """Also where their numbers interleave, as on TPU pods."""
+    chips = [Chip(process, number) for number, process in enumerate((0, 0, 1, 1, 0, 0, 1, 1))]
+    assert [chip.process_index for chip in make_mesh({"fsdp": 8}, chips).devices.flat] == [0] * 4 + [1] * 4
 
 
 def test_an_empty_mesh_puts_all_devices_on_fsdp() -> None:
