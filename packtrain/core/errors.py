@@ -215,6 +215,47 @@ class CommitsUnfit(ConfigError):
     name = "commits.unfit"
 
 
+# --- stores and transfers --------------------------------------------------------------------------
+
+
+class NameAbsent(ConfigError):
+    """The store answered, and says itself that it has no such name: nothing else may be taken for that."""
+
+    name = "store.absent"
+
+
+class NameTaken(ConfigError):
+    """What was to be created is there already."""
+
+    name = "store.taken"
+
+
+class StoreRefused(ConfigError):
+    """The store answers and will not do it: credentials, rights, a bucket that is not there, a name it cannot hold."""
+
+    name = "store.refused"
+
+
+class StoreUnreachable(AgainError):
+    """No usable answer by our deadline. What was asked may have been done all the same."""
+
+    name = "store.unreachable"
+
+
+class TransferDamaged(ConfigError):
+    """Bytes at one end are not those that were promised, however often they are read or sent."""
+
+    name = "transfer.damaged"
+
+
+class TransferLate(AgainError):
+    name = "transfer.late"
+
+
+class TransferStopped(AgainError):
+    name = "transfer.stopped"
+
+
 # --- runs ------------------------------------------------------------------------------------------
 
 

@@ -272,6 +272,9 @@ class FakePlatform(Platform):
     def create(self, path: str, mode: int = 0o644) -> File:
         return self.step("create", path, lambda: _FakeFile(self, self.disk.create(path), path))
 
+    def reopen(self, path: str) -> File:
+        return self.step("reopen", path, lambda: _FakeFile(self, self.disk.find_file(path), path))
+
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
         def get() -> bytes:
             node = self.disk.find_file(path, self._changes_ago)
@@ -423,6 +426,7 @@ class _FakeFile(File):
     def __init__(self, platform: FakePlatform, node: FileNode, path: str) -> None:
         self._platform, self._node, self._path = platform, node, path
         self._closed = False
+        self._at = 0
 
     def _open(self) -> None:
         if self._closed:
@@ -433,9 +437,26 @@ class _FakeFile(File):
 
         def put(part: bytes = content) -> None:
             self._open()
-            self._platform.disk.append(self._node, part, self._path)
+            disk, before = self._platform.disk, len(self._node.data)
+            if self._at != before:
+                disk.write_at(self._node, self._at, part, self._path)
+                self._at += len(part)
+                return
+            try:
+                disk.append(self._node, part, self._path)
+            finally:
+                self._at = len(self._node.data)
 
         self._platform.step("write", self._path, put, lambda share: put(content[: int(len(content) * share)]))
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        content = bytes(data)
+
+        def put(part: bytes = content) -> None:
+            self._open()
+            self._platform.disk.write_at(self._node, offset, part, self._path)
+
+        self._platform.step("write_at", self._path, put, lambda share: put(content[: int(len(content) * share)]))
 
     def fsync(self) -> None:
         def sync() -> None:

@@ -328,6 +328,19 @@ class FakeDisk:
         if len(fits) < len(data):
             raise os_error(errno.ENOSPC, path)
 
+    def write_at(self, node: FileNode, offset: int, data: bytes, path: str) -> None:
+        """From `offset` on nothing counts as synced any more: a power cut may leave it old, new or torn."""
+        if not data:
+            return
+        size = len(node.data)
+        if max(0, offset + len(data) - size) > self.capacity_bytes - self.used_bytes:
+            raise os_error(errno.ENOSPC, path)
+        node.data[size:] = bytes(max(0, offset - size))
+        node.data[offset : offset + len(data)] = data
+        node.synced = min(node.synced, offset)
+        node.modified_ns = self.clock.now_ns
+        self.used_bytes += (len(node.data) - size) if node.links else 0
+
     def overwrite(self, node: FileNode, data: bytes) -> None:
         self.used_bytes += (len(data) - len(node.data)) if node.links else 0
         node.data[:] = data

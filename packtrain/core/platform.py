@@ -29,11 +29,15 @@ SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.py")
 
 
 class File(ABC):
-    """A file open for appending by one writer."""
+    """A file open for writing by one process: `create` for appending, `reopen` for writing in places."""
 
     @abstractmethod
     def write(self, data: bytes | memoryview) -> None:
-        """Write all of `data` or raise OSError."""
+        """Write all of `data` after what this object wrote before, or raise OSError."""
+
+    @abstractmethod
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data` from `offset` on or raise OSError; a hole below it reads as zeros."""
 
     @abstractmethod
     def fsync(self) -> None: ...
@@ -107,6 +111,10 @@ class Platform(ABC):
     @abstractmethod
     def create(self, path: str, mode: int = 0o644) -> File:
         """Create a file that must not exist (O_EXCL); EEXIST otherwise."""
+
+    @abstractmethod
+    def reopen(self, path: str) -> File:
+        """An existing file, for `write_at`: what an earlier process left unfinished is gone on with."""
 
     @abstractmethod
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes: ...
@@ -204,11 +212,17 @@ class _LocalFile(File):
 
     def write(self, data: bytes | memoryview) -> None:
         self._check_open()
-        view = memoryview(data)
-        view = view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses a zero in the shape
+        view = _as_bytes(data)
         while view:
             n = os.write(self._fd, view)
             view = view[n:]
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        self._check_open()
+        view = _as_bytes(data)
+        while view:
+            n = os.pwrite(self._fd, view, offset)
+            view, offset = view[n:], offset + n
 
     def fsync(self) -> None:
         self._check_open()
@@ -283,6 +297,9 @@ class LocalPlatform(Platform):
 
     def create(self, path: str, mode: int = 0o644) -> File:
         return _LocalFile(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+
+    def reopen(self, path: str) -> File:
+        return _LocalFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
 
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
         with open(path, "rb") as file:
@@ -387,6 +404,11 @@ class LocalPlatform(Platform):
             sock.close()
             raise
         return sock
+
+
+def _as_bytes(data: bytes | memoryview) -> memoryview:
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses a zero in the shape
 
 
 def _bind(sock: socket.socket, path: str) -> None:

@@ -39,6 +39,10 @@ class _MortalFile(File):
         self._mortal.count()
         self._file.write(data[half:])
 
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        self._mortal.count()
+        self._file.write_at(offset, data)
+
     def fsync(self) -> None:
         self._mortal.count()
         self._file.fsync()

@@ -28,6 +28,8 @@ OPS = st.one_of(
     st.tuples(st.just("read"), PATHS, st.integers(0, 12), st.integers(-1, 12)),
     st.tuples(st.just("create"), PATHS),
     st.tuples(st.just("append"), st.integers(0, 3), DATA),
+    st.tuples(st.just("reopen"), PATHS),
+    st.tuples(st.just("write_at"), st.integers(0, 3), st.integers(0, 20), DATA),
     st.tuples(st.just("close"), st.integers(0, 3)),
     st.tuples(st.just("lock"), st.sampled_from(LOCKED), st.sampled_from(["me", "somebody"])),
     st.tuples(st.just("release"), st.integers(0, 3)),
@@ -51,12 +53,15 @@ class Hands:
             return errno.errorcode[error.errno]
 
     def _do(self, op: str, *arguments: Any) -> Any:
+        if op == "write_at":
+            which, offset, data = arguments
+            return self.files[which].write_at(offset, data) if which < len(self.files) else None
         if op in ("append", "close", "release"):
             return self._held(op, *arguments)
         paths = [f"{self.root}/{argument}" if argument in NAMES + LOCKED else argument for argument in arguments]
         method: Callable[..., Any] = getattr(self.platform, op)
         result = method(*paths)
-        if op == "create":
+        if op in ("create", "reopen"):
             self.files.append(result)
         elif op == "lock" and result is not None:
             self.locks.append(result)
@@ -96,6 +101,7 @@ def tree(hands: Hands, path: str = "") -> dict[str, Any]:
 @given(st.lists(OPS, min_size=5, max_size=30))
 @example([("mkdir", "d/e"), ("replace", "d", "d/e"), ("replace", "d/e", "d"), ("replace", "d", "d")])
 @example([("write_new", "a", b"x"), ("link", "a", "b"), ("replace", "a", "b"), ("unlink", "a"), ("link", "b", "b")])
+@example([("create", "a"), ("write_at", 0, 3, b"x"), ("append", 0, b"hello world"), ("reopen", "a"), ("close", 1)])
 @example([("create", "a"), ("unlink", "a"), ("append", 0, b"x"), ("close", 0), ("append", 0, b"x"), ("link", "d", "b")])
 @example([("mkdir", "d"), ("link", "d", "b"), ("write_new", "a", b"x"), ("replace", "a", "d"), ("replace", "d", "a")])
 @example([("lock", "holder", "a"), ("lock", "holder", "x"), ("release", 0), ("lock", "holder", ""), ("lock", ".", "x")])

@@ -42,6 +42,7 @@ OPERATIONS: dict[str, Callable[[FakePlatform], Any]] = {
     "node": lambda p: p.node(),
     "mkdir": lambda p: p.mkdir("/tmp/new"),
     "create": lambda p: p.create("/tmp/new"),
+    "reopen": lambda p: p.reopen("/tmp/file"),
     "read": lambda p: p.read("/tmp/file"),
     "size": lambda p: p.size("/tmp/file"),
     "exists": lambda p: p.exists("/tmp/file"),
@@ -62,6 +63,7 @@ OPERATIONS: dict[str, Callable[[FakePlatform], Any]] = {
 }
 HELD: dict[str, Callable[[FakePlatform], Callable[[], Any]]] = {
     "write": lambda p: partial(p.create("/tmp/open").write, b"x"),
+    "write_at": lambda p: partial(p.create("/tmp/open").write_at, 7, b"x"),
     "fsync": lambda p: p.create("/tmp/open").fsync,
     "close": lambda p: p.create("/tmp/open").close,
     "release": lambda p: p.lock("/tmp/holder", "me").release,  # type: ignore[union-attr]

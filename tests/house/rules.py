@@ -60,7 +60,7 @@ CALLS = {
     "shutil.rmtree": "deletes", "shutil.move": "deletes",
     "datetime.now": "clock", "datetime.utcnow": "clock", "datetime.today": "clock", "date.today": "clock",
 }
-DELETING_METHODS = ("unlink", "rmdir", "rmtree")
+DELETING_METHODS = ("unlink", "rmdir", "rmtree", "erase", "delete_async", "delete_object", "delete_objects")
 SEEDED = ("default_rng", "Generator", "Philox", "PCG64", "SeedSequence")
 
 

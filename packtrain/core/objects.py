@@ -1,0 +1,335 @@
+"""Buckets of S3, Google and Azure through obstore, with deadlines that hold whatever the bucket does.
+
+The client's own retries are off (they would double a create, and give up at times of their own). Each request runs on
+one event loop of this process, where it can be cancelled for good at the instant its time is up; what failed in a
+passing way is asked again, later and later, until the deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import obstore
+from obstore import exceptions as refused
+from obstore import store as clients
+
+from packtrain.core.errors import BadValue, NameAbsent, NameTaken, PacktrainError, StoreRefused, StoreUnreachable
+from packtrain.core.platform import Platform
+from packtrain.core.s3 import S3Bucket, open_bucket
+from packtrain.core.stores import (
+    PAGE_NAMES_MAX,
+    Page,
+    Plan,
+    Store,
+    StoreConfig,
+    Upload,
+    check_name,
+    require_free,
+    secret_of,
+)
+from packtrain.core.units import NS
+
+RETRY_S_MIN, RETRY_S_MAX = 0.1, 5.0
+PARTS_AT_ONCE = 4
+REPEATS_MAX = 3
+"""Of a part of a streamed upload, which cannot be asked for again from here."""
+ABSENT = ("NoSuchKey", "BlobNotFound")
+"""What S3 and Google, and Azure, answer where a name is absent and its bucket present."""
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_STATUS = re.compile(r"status code: (\d{3})")
+_PASSING = (408, 425, 429)
+_URL = re.compile(r"(s3|gs|az|memory)://([A-Za-z0-9._-]*)/?([A-Za-z0-9._=@+,/-]*)")
+T = TypeVar("T")
+
+
+class ObjectStore(Store):
+    """A bucket, or the part of one under a prefix."""
+
+    def __init__(
+        self, platform: Platform, config: StoreConfig, once: Any, again: Any, bucket: S3Bucket | None = None
+    ) -> None:
+        """`once`, `again`: the bucket through a client that never repeats a request, and one that does; `bucket`: the
+        same through boto3, where that is installed."""
+        self.url = config.url
+        self.bucket = bucket
+        self._platform, self._config = platform, config
+        self._once, self._again = once, again
+
+    def size(self, name: str) -> int:
+        check_name(name, self.url)
+        try:
+            meta = self._ask(name, lambda: self._once.head_async(name))
+        except _NotSaid:
+            self.read(name, 0, 1)  # an answer to HEAD has no words that say what is not there; this one has
+            raise
+        return int(meta["size"])
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        check_name(name, self.url)
+        if size <= 0:
+            return b""
+        try:
+            data = self._ask(name, lambda: obstore.get_range_async(self._once, name, start=offset, length=size), size)
+        except _BeyondTheEnd:
+            return b""
+        return bytes(data)
+
+    def create(self, name: str, data: bytes) -> None:
+        check_name(name, self.url)
+        self._ask(
+            name, lambda: obstore.put_async(self._once, name, data, mode="create", use_multipart=False), len(data),
+            repeat=False,
+        )
+
+    def upload(self, plan: Plan) -> Upload:
+        check_name(plan.name, self.url)
+        if plan.chunks == 1:
+            return _OnePut(self, plan)
+        if self.bucket is not None:
+            return self.bucket.upload(self, plan)
+        return _Stream(self, plan)
+
+    def list(self, prefix: str, after: str = "") -> Page:
+        if prefix:
+            check_name(prefix, self.url)
+        found = self._ask(prefix, lambda: self._first_page(prefix, after))
+        names = tuple((item["path"], int(item["size"])) for item in found)
+        return Page(names, names[-1][0] if len(names) == PAGE_NAMES_MAX else "")
+
+    async def _first_page(self, prefix: str, after: str) -> Any:
+        stream = self._once.list(prefix or None, offset=after or None, chunk_size=PAGE_NAMES_MAX)
+        return await anext(stream, [])
+
+    def erase(self, name: str) -> None:
+        check_name(name, self.url)
+        try:
+            self._ask(name, lambda: self._once.delete_async(name))
+        except NameAbsent:
+            return
+
+    # --- bulk, for the uploads below ---
+
+    def put_whole(self, name: str, data: bytes) -> None:
+        self._ask(name, lambda: obstore.put_async(self._once, name, data, use_multipart=False), len(data))
+
+    def open_writer(self, name: str, chunk_bytes: int) -> Any:
+        return obstore.open_writer_async(
+            self._again, name, buffer_size=chunk_bytes, max_concurrency=PARTS_AT_ONCE
+        )
+
+    def feed(self, name: str, make: Callable[[], Awaitable[T]], n_bytes: int) -> T:
+        return self._ask(name, make, n_bytes, repeat=False)
+
+    # --- asking ---
+
+    def _ask(self, name: str, make: Callable[[], Awaitable[T]], n_bytes: int = 0, repeat: bool = True) -> T:
+        """The answer to the request `make` begins, by the deadline of `n_bytes`; asked again where that may help."""
+        allowed_s = self._config.deadline_s + n_bytes / self._config.bytes_per_s_min
+        end_ns, pause_s = self._platform.boot_ns() + int(allowed_s * NS), RETRY_S_MIN
+        while True:
+            left_s = max(0.001, (end_ns - self._platform.boot_ns()) / NS)
+            try:
+                return answer(make, left_s)
+            except (refused.BaseError, OSError, ValueError) as error:
+                failure = self._explain(error, name, allowed_s)
+                if not repeat or not _may_pass(failure) or (end_ns - self._platform.boot_ns()) / NS <= pause_s:
+                    raise failure from error
+            self._platform.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
+
+    def _explain(self, error: Exception, name: str, allowed_s: float) -> PacktrainError:
+        """What a client's exception means, by what the store itself says."""
+        where, text = f"{self.url} {name}".rstrip(), _first_line(error)
+        code, status = _found(_CODE, text), int(_found(_STATUS, text) or 0)
+        if isinstance(error, TimeoutError):
+            return _gone(f"no answer in {allowed_s:.1f} s", where)
+        if isinstance(error, FileNotFoundError):
+            return _missing(code, text, where)
+        if isinstance(error, refused.AlreadyExistsError) and code != "ConditionalRequestConflict":
+            return NameTaken("this name is taken", where=where, fix="choose another name")
+        if status == 416 or "StartTooLarge" in str(error):
+            return _BeyondTheEnd(text, where=where)
+        if code == "NoSuchBucket" or _is_final(error, status):
+            return StoreRefused(
+                f"the store refuses: {text}", where=where,
+                fix="see the credentials, the rights of their owner, the name of the bucket, endpoint and region",
+            )
+        return _gone(text, where)
+
+
+class _BeyondTheEnd(StoreRefused):
+    """A range that begins behind the last byte."""
+
+
+class _NotSaid(StoreUnreachable):
+    """An absence without a word about what is absent: a proxy, a HEAD."""
+
+
+def _may_pass(failure: PacktrainError) -> bool:
+    return isinstance(failure, StoreUnreachable) and not isinstance(failure, _NotSaid)
+
+
+def _missing(code: str, text: str, where: str) -> PacktrainError:
+    if code in ABSENT or "No data in memory" in text:
+        return NameAbsent("there is no such name", where=where, fix="see what is there with `packtrain ckpt ls`")
+    if code:
+        return StoreRefused(f"the store refuses: {code}", where=where, fix="see the bucket's name and the endpoint")
+    return _NotSaid(
+        f"something is not there, and the answer does not say what: {text}", where=where,
+        fix="see that endpoint and bucket are right, and what stands between",
+    )
+
+
+def _is_final(error: Exception, status: int) -> bool:
+    """Asking again gives the same: the client's fault or the caller's rights."""
+    if isinstance(error, refused.PermissionDeniedError | refused.UnauthenticatedError | refused.NotSupportedError):
+        return True
+    redirect = "incorrectly configured region" in str(error)
+    return redirect or status == 501 or (400 <= status < 500 and status not in _PASSING and status != 409)
+
+
+def _gone(what: str, where: str) -> StoreUnreachable:
+    return StoreUnreachable(
+        what, where=where, fix="see that the store is up and the network lets through; then try again"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    """The message without its debugging tail, and without queries: they can carry signatures."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return re.sub(r"\?\S+", "", lines[0])[:400]
+
+
+def _found(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.search(text)
+    return match[1] if match else ""
+
+
+# --- waiting for an answer ---------------------------------------------------------------------------
+
+
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One loop, in a thread that ends with the process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="objects", daemon=True).start()
+    return loop
+
+
+def answer(make: Callable[[], Awaitable[T]], seconds: float) -> T:
+    """What `make()` gives when awaited; TimeoutError after `seconds`, and then the request is cancelled."""
+
+    async def bounded() -> T:
+        return await asyncio.wait_for(make(), seconds)
+
+    return asyncio.run_coroutine_threadsafe(bounded(), _event_loop()).result()
+
+
+# --- uploads -----------------------------------------------------------------------------------------
+
+
+class _OnePut(Upload):
+    """An object of one chunk: one request, which is all or nothing."""
+
+    in_order = True
+
+    def __init__(self, store: ObjectStore, plan: Plan) -> None:
+        self._store, self._plan = store, plan
+        self._data = b""
+
+    def has(self, index: int, data_crc32c: int) -> bool:
+        return False
+
+    def put(self, index: int, data: bytes) -> None:
+        self._data = data
+
+    def look(self, index: int) -> bytes | None:
+        return None
+
+    def finish(self, replace: bool) -> None:
+        if not replace:
+            require_free(self._store, self._plan.name)
+        self._store.put_whole(self._plan.name, self._data)
+
+
+class _Stream(Upload):
+    """Chunks one after the other into the client's own multipart upload, which cannot be taken up again later."""
+
+    in_order = True
+
+    def __init__(self, store: ObjectStore, plan: Plan) -> None:
+        self._store, self._plan = store, plan
+        self._writer: Any = None
+
+    def has(self, index: int, data_crc32c: int) -> bool:
+        return False
+
+    def put(self, index: int, data: bytes) -> None:
+        if index == 0:
+            self._writer = self._store.open_writer(self._plan.name, self._plan.chunk_bytes)
+        self._store.feed(self._plan.name, lambda: self._writer.write(data), PARTS_AT_ONCE * len(data))
+
+    def look(self, index: int) -> bytes | None:
+        return None
+
+    def finish(self, replace: bool) -> None:
+        if not replace:
+            require_free(self._store, self._plan.name)
+        in_flight = PARTS_AT_ONCE * self._plan.chunk_bytes
+        self._store.feed(self._plan.name, lambda: self._writer.close(), in_flight)
+
+
+# --- opening -----------------------------------------------------------------------------------------
+
+
+def open_objects(platform: Platform, config: StoreConfig) -> Store:
+    """Raises BadValue for a URL or a reference that makes no sense. Nothing is asked of the store yet."""
+    match = _URL.fullmatch(config.url)
+    if match is None or (match[1] != "memory" and not match[2]):
+        raise BadValue(
+            "this is no address of a store", where=config.url.partition("?")[0].rpartition("@")[2],
+            fix="write a path, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX; no credentials in it",
+        )
+    kind, bucket, prefix = match.groups()
+    if kind == "memory":
+        memory = clients.MemoryStore()
+        return ObjectStore(platform, config, memory, memory)
+    make = _client(kind, bucket, prefix.strip("/"), platform, config)
+    parts = open_bucket(platform, config, bucket, prefix.strip("/")) if kind == "s3" else None
+    return ObjectStore(platform, config, make(0), make(REPEATS_MAX), parts)
+
+
+def _client(
+    kind: str, bucket: str, prefix: str, platform: Platform, config: StoreConfig
+) -> Callable[[int], Any]:
+    """A client for so many repeats of a request."""
+    make = {"s3": clients.S3Store, "gs": clients.GCSStore, "az": clients.AzureStore}[kind]
+    secret, key_id = secret_of(platform, config.secret), secret_of(platform, config.key_id)
+    given = {
+        "s3": {"access_key_id": key_id, "secret_access_key": secret, "region": config.region,
+               "endpoint": config.endpoint},
+        "gs": {"service_account_key": secret, "base_url": config.endpoint},
+        "az": {"account_name": key_id, "account_key": secret, "endpoint": config.endpoint},
+    }[kind]
+    options = {name: value for name, value in given.items() if value}
+    longest = timedelta(seconds=config.deadline_s + 3600)  # ours is always the shorter one
+
+    def client(repeats: int) -> Any:
+        retries = {"max_retries": repeats, "retry_timeout": timedelta(seconds=config.deadline_s)}
+        http = {"timeout": longest, "connect_timeout": timedelta(seconds=config.deadline_s),
+                "allow_http": config.endpoint.startswith("http://")}
+        try:
+            return make(bucket, prefix=prefix or None, client_options=http, retry_config=retries, **options)
+        except (refused.BaseError, ValueError) as error:
+            raise BadValue(
+                f"this store cannot be opened: {_first_line(error)}", where=config.url,
+                fix="give key_id and secret as env:NAME or file:PATH, or neither; see endpoint and region",
+            ) from None
+
+    return client
