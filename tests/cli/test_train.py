@@ -8,6 +8,11 @@ import signal
 
 import pytest
 
+from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.cli.published import commit_of
+from packtrain.core.platform import LocalPlatform
+from tests.checkpoint import foreign
+from tests.checkpoint.worlds import same_bits
 from tests.cli.home import packtrain, said, sets, start
 
 
@@ -61,6 +66,15 @@ def test_report_and_runs_tell_of_it(
     assert code == 0 and out.splitlines()[1].split()[:4] == ["small", "first-light", "done", "12"]
 
 
+def test_a_foreign_reader_reads_its_checkpoint(trained: tuple[pathlib.Path, list[str], str]) -> None:
+    """The reader in examples/ gives every tensor of the run's last save as ours does."""
+    home, _, _ = trained
+    platform, run = LocalPlatform(), f"{home}/runs/small"
+    ours, theirs = open_checkpoint(platform, run, commit_of(platform, run, None)), foreign.load().read(run)
+    assert theirs.keys() == ours.specs.keys()
+    assert all(same_bits(array, ours.read(name)) for name, array in theirs.items())
+
+
 def test_sample_generates(trained: tuple[pathlib.Path, list[str], str]) -> None:
     """sample prints the prompt and what follows it, the same for the same seed."""
     home, _, _ = trained
@@ -83,7 +97,6 @@ def test_ctrl_c_saves_and_stops(home: pathlib.Path, store: str) -> None:
 def wait_for_a_step(home: pathlib.Path) -> None:
     """Until the journal tells of one; the test's own time limit ends this."""
     from packtrain.core.journal import Tail
-    from packtrain.core.platform import LocalPlatform
     from packtrain.core.records import EvalDone
 
     tail = Tail(LocalPlatform(), f"{home}/runs/first-light/journal")
