@@ -73,6 +73,7 @@ class ObjectStore(Store):
     def read(self, name: str, offset: int, size: int) -> bytes:
         check_name(name, self.url)
         if size <= 0:
+            self.size(name)
             return b""
         try:
             data = self._ask(name, lambda: obstore.get_range_async(self._once, name, start=offset, length=size), size)
@@ -237,20 +238,17 @@ def answer(make: Callable[[], Awaitable[T]], seconds: float) -> T:
 class _OnePut(Upload):
     """An object of one chunk: one request, which is all or nothing."""
 
-    in_order = True
+    in_order, shows = True, False
 
     def __init__(self, store: ObjectStore, plan: Plan) -> None:
         self._store, self._plan = store, plan
         self._data = b""
 
-    def has(self, index: int, data_crc32c: int) -> bool:
+    def has(self, index: int, is_good: Callable[[bytes], bool]) -> bool:
         return False
 
     def put(self, index: int, data: bytes) -> None:
         self._data = data
-
-    def look(self, index: int) -> bytes | None:
-        return None
 
     def finish(self, replace: bool) -> None:
         if not replace:
@@ -261,22 +259,19 @@ class _OnePut(Upload):
 class _Stream(Upload):
     """Chunks one after the other into the client's own multipart upload, which cannot be taken up again later."""
 
-    in_order = True
+    in_order, shows = True, False
 
     def __init__(self, store: ObjectStore, plan: Plan) -> None:
         self._store, self._plan = store, plan
         self._writer: Any = None
 
-    def has(self, index: int, data_crc32c: int) -> bool:
+    def has(self, index: int, is_good: Callable[[bytes], bool]) -> bool:
         return False
 
     def put(self, index: int, data: bytes) -> None:
         if index == 0:
             self._writer = self._store.open_writer(self._plan.name, self._plan.chunk_bytes)
         self._store.feed(self._plan.name, lambda: self._writer.write(data), PARTS_AT_ONCE * len(data))
-
-    def look(self, index: int) -> bytes | None:
-        return None
 
     def finish(self, replace: bool) -> None:
         if not replace:

@@ -82,7 +82,7 @@ class S3Bucket:
 class _Parts(Upload):
     """A multipart upload known by its id. The store checks each part's MD5 as it arrives."""
 
-    in_order = False
+    in_order, shows = False, False
 
     def __init__(self, bucket: S3Bucket, store: Store, plan: Plan) -> None:
         self._bucket, self._store, self._plan = bucket, store, plan
@@ -91,7 +91,7 @@ class _Parts(Upload):
         self._id = earlier[-1] if earlier else bucket.call("create_multipart_upload", plan.name)["UploadId"]
         self._parts = bucket.parts_of(plan.name, self._id) if earlier else {}
 
-    def has(self, index: int, data_crc32c: int) -> bool:
+    def has(self, index: int, is_good: Callable[[bytes], bool]) -> bool:
         """By its size: what it holds is seen when the whole object is read back."""
         found = self._parts.get(index + 1)
         return found is not None and found[0] == self._plan.span(index)[1]
@@ -103,9 +103,6 @@ class _Parts(Upload):
         )
         with self._lock:
             self._parts[index + 1] = (len(data), done["ETag"])
-
-    def look(self, index: int) -> bytes | None:
-        return None
 
     def finish(self, replace: bool) -> None:
         if not replace:

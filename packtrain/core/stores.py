@@ -12,11 +12,10 @@ import os
 import posixpath
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-import google_crc32c
 import msgspec
 
 from packtrain.core.errors import BadValue, NameAbsent, NameTaken, StoreRefused, StoreUnreachable
@@ -60,18 +59,20 @@ class Upload(ABC):
 
     in_order: bool
     """Chunks must come one after the other, from the first: this kind cannot resume inside an object."""
+    shows: bool
+    """It can be looked at before it is finished."""
 
     @abstractmethod
-    def has(self, index: int, data_crc32c: int) -> bool:
-        """Whether an earlier process left that chunk here."""
+    def has(self, index: int, is_good: Callable[[bytes], bool]) -> bool:
+        """Whether an earlier process left that chunk here; `is_good` judges its bytes where the kind shows them."""
 
     @abstractmethod
     def put(self, index: int, data: bytes) -> None:
         """Safe from several threads where `in_order` is False; the same chunk may be put again."""
 
-    @abstractmethod
-    def look(self, index: int) -> bytes | None:
-        """What the store holds for that chunk, read back; None where it shows nothing before `finish`."""
+    def look(self, index: int) -> bytes:
+        """What the store holds for that chunk, read back; only where it `shows`."""
+        raise NotImplementedError
 
     @abstractmethod
     def finish(self, replace: bool) -> None:
@@ -313,7 +314,7 @@ class Folder(Store):
 class _FileUpload(Upload):
     """Chunks are written into place in a temporary file beside the target, whose content tells what it has already."""
 
-    in_order = False
+    in_order, shows = False, True
 
     def __init__(self, folder: Folder, platform: Platform, path: str, plan: Plan) -> None:
         self._folder, self._platform, self._path, self._plan = folder, platform, path, plan
@@ -326,9 +327,8 @@ class _FileUpload(Upload):
         except FileExistsError:
             return self._platform.reopen(self._temp)
 
-    def has(self, index: int, data_crc32c: int) -> bool:
-        data = self.look(index)
-        return len(data) == self._plan.span(index)[1] and google_crc32c.value(data) == data_crc32c
+    def has(self, index: int, is_good: Callable[[bytes], bool]) -> bool:
+        return is_good(self.look(index))
 
     def put(self, index: int, data: bytes) -> None:
         with _explained(self._folder, self._path):

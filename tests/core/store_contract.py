@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import google_crc32c
 import pytest
 
 from packtrain.core.errors import NameAbsent, NameTaken, StoreRefused
@@ -62,11 +61,11 @@ def large_objects(store: Store) -> None:
     plan = Plan("large/object", len(data), CHUNK_BYTES)
     assert plan.chunks == 3
     upload = store.upload(plan)
-    assert not any(upload.has(i, google_crc32c.value(data[o : o + n])) for i, o, n in spans(plan))
+    assert not any(upload.has(i, data[o : o + n].__eq__) for i, o, n in spans(plan))
     for i, offset, size in spans(plan):
         upload.put(i, data[offset : offset + size])
         assert not store.exists("large/object") and store.list("large").names == ()
-        assert upload.look(i) in (None, data[offset : offset + size])
+        assert not upload.shows or upload.look(i) == data[offset : offset + size]
     upload.finish(replace=False)
     assert store.read("large/object", 0, len(data) + 1) == data
     assert store.list("large").names == (("large/object", len(data)),)

@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Callable
 from functools import partial
 
-import google_crc32c
 import pytest
 
 from packtrain.core.errors import NameAbsent, NameTaken, StoreRefused, StoreUnreachable
@@ -119,8 +118,8 @@ def test_an_upload_with_other_content_in_its_way() -> None:
     store, plan = Folder(platform, "/tmp"), Plan("f", 16, 8)
     store.upload(plan).put(0, b"damaged!")
     upload = store.upload(plan)
-    assert upload.has(0, google_crc32c.value(b"damaged!")) and not upload.has(0, google_crc32c.value(b"intended"))
-    assert not upload.has(1, google_crc32c.value(b"intended"))
+    assert upload.has(0, b"damaged!".__eq__) and not upload.has(0, b"intended".__eq__)
+    assert not upload.has(1, b"intended".__eq__)
 
 
 def test_of_two_finishes_one_is_told() -> None:
@@ -155,7 +154,7 @@ def _send(store: Store, plan: Plan, data: bytes, sent: list[int]) -> None:
     for index in range(plan.chunks):
         offset, size = plan.span(index)
         chunk = data[offset : offset + size]
-        if not upload.has(index, google_crc32c.value(chunk)):
+        if not upload.has(index, chunk.__eq__):
             upload.put(index, chunk)
             sent.append(index)
     upload.finish(replace=False)
