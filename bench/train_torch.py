@@ -74,6 +74,7 @@ class Decoder(torch.nn.Module):
 class Trainer:
     def __init__(self, sizes: Sizes, mode: str) -> None:
         torch.manual_seed(0)
+        self.parts = sizes["parts"]
         self.model = Decoder(sizes)
         self.loss_of: Any = torch.compile(self.model) if mode == "compile" else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, betas=(0.9, 0.95), fused=True)
@@ -81,12 +82,15 @@ class Trainer:
         self.tokens, self.targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
     def step(self) -> float:
-        loss = self.loss_of(self.tokens, self.targets)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        total = 0.0
+        for tokens, targets in zip(self.tokens.chunk(self.parts), self.targets.chunk(self.parts)):
+            loss = self.loss_of(tokens, targets) / self.parts
+            loss.backward()
+            total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        return float(loss.detach())
+        return total
 
 
 def peak_flops_per_s(size: int, tries: int = 5) -> float:
