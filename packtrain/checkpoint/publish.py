@@ -8,7 +8,6 @@ thread must pass the save's Gate before it publishes, and a closed gate never op
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import FolderName, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
+from packtrain.checkpoint.pour import pour
 from packtrain.checkpoint.purge import discard_try
 from packtrain.core.errors import CheckpointDamaged, CommitUnknown, SaveFailed
 from packtrain.core.platform import Platform
@@ -159,35 +159,29 @@ def _write_try(
 
 
 def _write_part(platform: Platform, folder: str, part: Part, check: Callable[[], None]) -> PartEntry:
-    """Copy the image, block by block: the bytes whose checksum is taken are the bytes that are written."""
-    digest, crcs = hashlib.sha256(), []
-    with platform.create(f"{folder}/{fmt.image_name(part.writer)}") as file:
-        for offset in range(0, part.bytes, fmt.BLOCK_BYTES):
-            check()
-            block = _read_block(platform, part, offset)
-            crcs.append(fmt.crc32c(block))
-            digest.update(block)
-            file.write(block)
-        file.fsync()
+    """The image as it lies in the buffer, and its table."""
+
+    def read(offset: int, chunk: memoryview) -> None:
+        _read_chunk(platform, part, offset, chunk)
+
+    poured = pour(platform, read, f"{folder}/{fmt.image_name(part.writer)}", part.bytes, check)
     table = fmt.encode(
         PartTable(
             format=fmt.FORMAT, writer=part.writer, file=fmt.image_name(part.writer), bytes=part.bytes,
-            sha256=digest.hexdigest(), block_bytes=fmt.BLOCK_BYTES, crc32c=crcs, boxes=list(part.boxes),
+            sha256=poured.sha256, block_bytes=fmt.BLOCK_BYTES, crc32c=poured.crcs, boxes=list(part.boxes),
         )
     )
     platform.write_new(f"{folder}/{fmt.table_name(part.writer)}", table)
-    return PartEntry(part.writer, part.bytes, digest.hexdigest(), len(table), fmt.sha256(table))
+    return PartEntry(part.writer, part.bytes, poured.sha256, len(table), fmt.sha256(table))
 
 
-def _read_block(platform: Platform, part: Part, offset: int) -> bytes:
-    size = min(fmt.BLOCK_BYTES, part.bytes - offset)
+def _read_chunk(platform: Platform, part: Part, offset: int, chunk: memoryview) -> None:
     try:
-        block = platform.read(part.buffer, offset, size)
+        found = platform.read_into(part.buffer, offset, chunk)
     except OSError as error:
         raise _BufferLost(f"the buffer cannot be read: {error}") from error
-    if len(block) != size:
-        raise _BufferLost(f"the buffer holds {offset + len(block)} bytes of {part.bytes}")
-    return block
+    if found != len(chunk):
+        raise _BufferLost(f"the buffer holds {offset + found} bytes of {part.bytes}")
 
 
 def _manifest(save: Save, specs: list[TensorSpec], parts: list[PartEntry]) -> Manifest:

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
+from packtrain.core.bulk import Crew, Image
 from packtrain.core.fake_disk import (
     WALL_START_S,
     DirNode,
@@ -275,6 +277,17 @@ class FakePlatform(Platform):
     def reopen(self, path: str) -> File:
         return self.step("reopen", path, lambda: _FakeFile(self, self.disk.find_file(path), path))
 
+    def create_image(self, path: str, size: int, mode: int = 0o644) -> Image:
+        return _FakeImage(_FakeFile(self, self.step("create", path, lambda: self.disk.create(path)), path))
+
+    def crew(self, threads: int) -> Crew:
+        return _FakeCrew()
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        data = self.read(path, offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
         def get() -> bytes:
             node = self.disk.find_file(path, self._changes_ago)
@@ -469,6 +482,42 @@ class _FakeFile(File):
         if not self._closed:
             self._closed = True
             self._platform.step("close", self._path)
+
+
+class _FakeImage(Image):
+    """Written front to back, as a crew of one does it."""
+
+    def __init__(self, file: _FakeFile) -> None:
+        self._file, self._end = file, 0
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        assert offset == self._end, f"written at {offset}, not at {self._end}"
+        self._file.write(data)
+        self._end += len(data)
+
+    def fsync(self) -> None:
+        self._file.fsync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _FakeCrew(Crew):
+    """Does work at once, in the caller's turn; what it raised comes when the caller waits for it."""
+
+    def start(self, work: Callable[[], None]) -> Callable[[], None]:
+        try:
+            work()
+        except OSError as error:
+            return partial(_raise, error)
+        return _nothing
+
+    def close(self) -> None:
+        pass
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 class _FakeLock(Lock):

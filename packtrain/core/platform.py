@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from packtrain.core.bulk import Crew, DirectImage, Image, Threads
+
 NODE_CHARS_MAX = 64
 SOCKET_PATH_BYTES_MAX = 107
 """What sockaddr_un holds on Linux, less the final NUL (unix(7))."""
@@ -117,7 +119,18 @@ class Platform(ABC):
         """An existing file, for `write_at`: what an earlier process left unfinished is gone on with."""
 
     @abstractmethod
+    def create_image(self, path: str, size: int, mode: int = 0o644) -> Image:
+        """Create a large file that must not exist, to be written past the cache; EEXIST otherwise."""
+
+    @abstractmethod
+    def crew(self, threads: int) -> Crew: ...
+
+    @abstractmethod
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes: ...
+
+    @abstractmethod
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        """Bytes read: fewer than fit only where the file ends."""
 
     @abstractmethod
     def size(self, path: str) -> int: ...
@@ -301,10 +314,24 @@ class LocalPlatform(Platform):
     def reopen(self, path: str) -> File:
         return _LocalFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
 
+    def create_image(self, path: str, size: int, mode: int = 0o644) -> Image:
+        return DirectImage(path, size, mode)
+
+    def crew(self, threads: int) -> Crew:
+        return Threads(threads)
+
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
         with open(path, "rb") as file:
             file.seek(offset)
             return file.read(size)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            done = 0
+            while done < len(buffer) and (n := file.readinto(buffer[done:])):
+                done += n
+            return done
 
     def size(self, path: str) -> int:
         return os.stat(path).st_size

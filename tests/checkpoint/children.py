@@ -20,6 +20,7 @@ from packtrain.checkpoint.carrier import open_carrier
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.checkpoint.saver import Saver
+from packtrain.core.bulk import Image
 from packtrain.core.contract import CarrierClient
 from packtrain.core.platform import File, LocalPlatform
 from tests.checkpoint.worlds import big_state, same_bits
@@ -51,6 +52,26 @@ class _MortalFile(File):
         self._file.close()
 
 
+class _MortalImage(Image):
+    def __init__(self, image: Image, mortal: MortalPlatform) -> None:
+        self._image, self._mortal = image, mortal
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        """Two operations, so that death can come between the halves."""
+        half = len(data) // 2
+        self._mortal.count()
+        self._image.write_at(offset, data[:half])
+        self._mortal.count()
+        self._image.write_at(offset + half, data[half:])
+
+    def fsync(self) -> None:
+        self._mortal.count()
+        self._image.fsync()
+
+    def close(self) -> None:
+        self._image.close()
+
+
 class MortalPlatform(LocalPlatform):
     """The real machine, on which this process gets a real SIGKILL right before its k-th change of a file; 0: never."""
 
@@ -69,6 +90,10 @@ class MortalPlatform(LocalPlatform):
     def create(self, path: str, mode: int = 0o644) -> File:
         self.count()
         return _MortalFile(super().create(path, mode), self)
+
+    def create_image(self, path: str, size: int, mode: int = 0o644) -> Image:
+        self.count()
+        return _MortalImage(super().create_image(path, size, mode), self)
 
     def link(self, source: str, target: str) -> None:
         self.count()

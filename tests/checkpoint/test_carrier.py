@@ -26,9 +26,10 @@ from packtrain.checkpoint.format import LocalTensor, TensorSpec, whole
 from packtrain.checkpoint.reader import open_checkpoint, survey
 from packtrain.checkpoint.retention import plan
 from packtrain.checkpoint.saver import Saver, SaveResult, choose_buffer_folder
+from packtrain.core.bulk import Image
 from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import CommitUnknown, SaveFailed
-from packtrain.core.platform import File, LocalPlatform
+from packtrain.core.platform import LocalPlatform
 from packtrain.core.units import NS
 from tests.checkpoint.worlds import image_of, judge, make_run, must_load, publish_small, same_bits, small_state
 
@@ -54,13 +55,13 @@ class GatedPlatform(LocalPlatform):
     def boot_ns(self) -> int:
         return super().boot_ns() + self.skipped_ns
 
-    def create(self, path: str, mode: int = 0o644) -> File:
+    def create_image(self, path: str, size: int, mode: int = 0o644) -> Image:
         self._pass("create", path.endswith(".safetensors"))
-        return super().create(path, mode)
+        return super().create_image(path, size, mode)
 
-    def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
         self._pass("read", "/buffers/" in path)
-        return super().read(path, offset, size)
+        return super().read_into(path, offset, buffer)
 
     def fsync_dir(self, path: str) -> None:
         self._pass("fsync_dir", path.endswith("/checkpoints"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from packtrain.core.bulk import Image
 from packtrain.core.fake import (
     Choices,
     FakeCrash,
@@ -78,6 +79,13 @@ EVERY: dict[str, Callable[[FakePlatform], Callable[[], Any]]] = {
     **{name: partial(partial, act) for name, act in OPERATIONS.items()}, **HELD,
 }
 
+BULK: dict[str, tuple[str, Callable[[FakePlatform], Callable[[], Any]]]] = {
+    "create_image": ("create", lambda p: partial(p.create_image, "/tmp/new", 1)),
+    "read_into": ("read", lambda p: partial(p.read_into, "/tmp/file", 0, memoryview(bytearray(1)))),
+    "write_at": ("write", lambda p: partial(p.create_image("/tmp/open", 1).write_at, 0, memoryview(b"x"))),
+}
+"""Bulk operations, and the plain ones that a plan of faults knows them as."""
+
 
 class Script:
     """Faults for the operations named, from when it is armed; notes every question it was asked."""
@@ -103,12 +111,35 @@ def scene(**faults: Fault) -> tuple[FakePlatform, Script]:
 
 
 def test_nothing_of_the_door_is_left_out() -> None:
-    """Every abstract method of Platform, File, Process and Lock is among the operations tested below."""
-    for kind in (Platform, File, Process, Lock):
-        names = {"send_signal": "signal"}
-        abstract = {names.get(name, name) for name in kind.__abstractmethods__}
+    """Every abstract method of Platform, File, Image, Process and Lock is among the operations tested below, or passes
+    as one of them; a crew does nothing by itself."""
+    for kind in (Platform, File, Image, Process, Lock):
+        names = {"send_signal": "signal"} | {name: op for name, (op, _) in BULK.items()}
+        abstract = {names.get(name, name) for name in kind.__abstractmethods__ - {"crew"}}
         assert abstract <= set(EVERY), kind
     assert not inspect.isabstract(FakePlatform)
+
+
+@pytest.mark.parametrize("name", BULK)
+def test_a_bulk_operation_can_fail_as_the_plain_one(name: str) -> None:
+    """A plan that strikes writes strikes those of images too; so with creating and reading."""
+    op, ready = BULK[name]
+    platform, script = scene(**{op: fail(errno.ENOSPC)})
+    act = ready(platform)
+    script.armed, before = True, len(script.asked)
+    with pytest.raises(OSError) as raised:
+        act()
+    assert raised.value.errno == errno.ENOSPC and [question[0] for question in script.asked[before:]] == [op]
+
+
+def test_what_a_crew_raised_comes_to_its_waiter() -> None:
+    """Not to the one who started it: as with threads."""
+    platform, script = scene(write=fail(errno.EIO))
+    image = platform.create_image("/tmp/new", 1)
+    script.armed = True
+    wait = platform.crew(2).start(lambda: image.write_at(0, memoryview(b"x")))
+    with pytest.raises(OSError):
+        wait()
 
 
 @pytest.mark.parametrize("op", EVERY)
