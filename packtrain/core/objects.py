@@ -23,6 +23,7 @@ from packtrain.core.errors import BadValue, NameAbsent, NameTaken, PacktrainErro
 from packtrain.core.platform import Platform
 from packtrain.core.s3 import S3Bucket, open_bucket
 from packtrain.core.stores import (
+    DAMAGED_ON_THE_WAY,
     PAGE_NAMES_MAX,
     Page,
     Plan,
@@ -79,7 +80,27 @@ class ObjectStore(Store):
             data = self._ask(name, lambda: obstore.get_range_async(self._once, name, start=offset, length=size), size)
         except _BeyondTheEnd:
             return b""
+        except _NoRange:
+            return self._read_otherwise(name, offset, size)
         return bytes(data)
+
+    def _read_otherwise(self, name: str, offset: int, size: int) -> bytes:
+        """From a store that answers a range with the status of a whole object: `rclone serve s3` 1.75 does.
+
+        Through boto3, which looks at the range in the answer; or the whole object, where the range means that.
+        """
+        if self.bucket is not None:
+            return self.bucket.read(name, offset, size)
+        if offset or self.size(name) > size:
+            raise StoreRefused(
+                "a range was asked for and something else came", where=f"{self.url} {name}",
+                fix="use a store that knows ranges",
+            )
+
+        async def whole() -> Any:
+            return await (await obstore.get_async(self._once, name)).bytes_async()
+
+        return bytes(self._ask(name, whole, size))
 
     def create(self, name: str, data: bytes) -> None:
         check_name(name, self.url)
@@ -146,7 +167,7 @@ class ObjectStore(Store):
 
     def _explain(self, error: Exception, name: str, allowed_s: float) -> PacktrainError:
         """What a client's exception means, by what the store itself says."""
-        where, text = f"{self.url} {name}".rstrip(), _first_line(error)
+        where, text = f"{self.url} {name}".rstrip(), _message(error)
         code, status = _found(_CODE, text), int(_found(_STATUS, text) or 0)
         if isinstance(error, TimeoutError):
             return _gone(f"no answer in {allowed_s:.1f} s", where)
@@ -154,9 +175,11 @@ class ObjectStore(Store):
             return _missing(code, text, where)
         if isinstance(error, refused.AlreadyExistsError) and code != "ConditionalRequestConflict":
             return NameTaken("this name is taken", where=where, fix="choose another name")
+        if "non-partial response" in text:
+            return _NoRange(text, where=where)
         if status == 416 or "StartTooLarge" in str(error):
             return _BeyondTheEnd(text, where=where)
-        if code == "NoSuchBucket" or _is_final(error, status):
+        if code == "NoSuchBucket" or (_is_final(error, status) and code not in DAMAGED_ON_THE_WAY):
             return StoreRefused(
                 f"the store refuses: {text}", where=where,
                 fix="see the credentials, the rights of their owner, the name of the bucket, endpoint and region",
@@ -166,6 +189,10 @@ class ObjectStore(Store):
 
 class _BeyondTheEnd(StoreRefused):
     """A range that begins behind the last byte."""
+
+
+class _NoRange(StoreRefused):
+    """A range was asked for, and the answer is not one."""
 
 
 class _NotSaid(StoreUnreachable):
@@ -201,10 +228,10 @@ def _gone(what: str, where: str) -> StoreUnreachable:
     )
 
 
-def _first_line(error: Exception) -> str:
-    """The message without its debugging tail, and without queries: they can carry signatures."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return re.sub(r"\?\S+", "", lines[0])[:400]
+def _message(error: Exception) -> str:
+    """On one line, without its debugging tail, and without the queries of URLs: they can carry signatures."""
+    text = str(error).partition("\n\nDebug source")[0] or type(error).__name__
+    return re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", " ".join(text.split()))[:600]
 
 
 def _found(pattern: re.Pattern[str], text: str) -> str:
@@ -247,8 +274,9 @@ class _OnePut(Upload):
     def has(self, index: int, is_good: Callable[[bytes], bool]) -> bool:
         return False
 
-    def put(self, index: int, data: bytes) -> None:
+    def put(self, index: int, data: bytes) -> int:
         self._data = data
+        return 1
 
     def finish(self, replace: bool) -> None:
         if not replace:
@@ -268,10 +296,11 @@ class _Stream(Upload):
     def has(self, index: int, is_good: Callable[[bytes], bool]) -> bool:
         return False
 
-    def put(self, index: int, data: bytes) -> None:
+    def put(self, index: int, data: bytes) -> int:
         if index == 0:
             self._writer = self._store.open_writer(self._plan.name, self._plan.chunk_bytes)
         self._store.feed(self._plan.name, lambda: self._writer.write(data), PARTS_AT_ONCE * len(data))
+        return 1
 
     def finish(self, replace: bool) -> None:
         if not replace:
@@ -317,13 +346,14 @@ def _client(
 
     def client(repeats: int) -> Any:
         retries = {"max_retries": repeats, "retry_timeout": timedelta(seconds=config.deadline_s)}
-        http = {"timeout": longest, "connect_timeout": timedelta(seconds=config.deadline_s),
-                "allow_http": config.endpoint.startswith("http://")}
+        http: dict[str, Any] = {"timeout": longest, "connect_timeout": timedelta(seconds=config.deadline_s)}
+        if config.endpoint.startswith("http://"):
+            http["allow_http"] = True
         try:
             return make(bucket, prefix=prefix or None, client_options=http, retry_config=retries, **options)
         except (refused.BaseError, ValueError) as error:
             raise BadValue(
-                f"this store cannot be opened: {_first_line(error)}", where=config.url,
+                f"this store cannot be opened: {_message(error)}", where=config.url,
                 fix="give key_id and secret as env:NAME or file:PATH, or neither; see endpoint and region",
             ) from None
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from packtrain.core.errors import StoreRefused, StoreUnreachable
 from packtrain.core.platform import Platform
-from packtrain.core.stores import Plan, Store, StoreConfig, Upload, require_free, secret_of
+from packtrain.core.stores import DAMAGED_ON_THE_WAY, Plan, Store, StoreConfig, Upload, require_free, secret_of
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
+PUTS_MAX = 3
+"""Of one part, where the store says that it did not arrive as it was sent, or does not answer."""
 T = TypeVar("T")
 
 
@@ -58,12 +60,27 @@ class S3Bucket:
         method: Callable[..., dict[str, Any]] = getattr(self._client, operation)
         return _explained(lambda: method(Bucket=self._name, **arguments), f"{self._url} {name}".rstrip())
 
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """Bytes of an object whose answer says itself which ones they are."""
+        answer = self.call("get_object", name, Range=f"bytes={offset}-{offset + size - 1}")
+        data: bytes = _explained(answer["Body"].read, f"{self._url} {name}")
+        told = answer.get("ContentRange", f"bytes 0-{len(data) - 1}/")
+        if not told.startswith(f"bytes {offset}-{offset + len(data) - 1}/") or len(data) > size:
+            raise StoreRefused(
+                f"bytes {offset}..{offset + size} were asked for and {told!r} came", where=f"{self._url} {name}",
+                fix="use a store that knows ranges",
+            )
+        return data
+
     def key(self, name: str) -> str:
         return f"{self._prefix}/{name}" if self._prefix else name
 
     def uploads_of(self, name: str) -> list[str]:
         """Ids of the unfinished uploads of that name, newest last."""
-        found = self.call("list_multipart_uploads", Prefix=self.key(name)).get("Uploads", [])
+        try:
+            found = self.call("list_multipart_uploads", Prefix=self.key(name)).get("Uploads", [])
+        except StoreRefused:  # some stores cannot tell; then the object is begun anew
+            return []
         mine = [upload for upload in found if upload["Key"] == self.key(name)]
         return [upload["UploadId"] for upload in sorted(mine, key=lambda upload: str(upload.get("Initiated", "")))]
 
@@ -96,13 +113,20 @@ class _Parts(Upload):
         found = self._parts.get(index + 1)
         return found is not None and found[0] == self._plan.span(index)[1]
 
-    def put(self, index: int, data: bytes) -> None:
-        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-        done = self._bucket.call(
-            "upload_part", self._plan.name, UploadId=self._id, PartNumber=index + 1, Body=data, ContentMD5=digest
-        )
+    def put(self, index: int, data: bytes) -> int:
+        for trial in range(1, PUTS_MAX + 1):
+            try:
+                done = self._bucket.call(
+                    "upload_part", self._plan.name, UploadId=self._id, PartNumber=index + 1, Body=data,
+                    ContentMD5=md5_of(data),
+                )
+                break
+            except StoreUnreachable:
+                if trial == PUTS_MAX:
+                    raise
         with self._lock:
             self._parts[index + 1] = (len(data), done["ETag"])
+        return trial
 
     def finish(self, replace: bool) -> None:
         if not replace:
@@ -115,6 +139,11 @@ class _Parts(Upload):
         )
 
 
+def md5_of(data: bytes) -> str:
+    """As the header Content-MD5 wants it: the store refuses what arrives with another."""
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
 def _explained(call: Callable[[], T], where: str) -> T:
     """Its result, or what the client raises in our words."""
     from botocore.exceptions import BotoCoreError, ClientError
@@ -125,7 +154,7 @@ def _explained(call: Callable[[], T], where: str) -> T:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = error.response.get("Error", {}).get("Code", "")
         text = f"{code} ({status}): {error.response.get('Error', {}).get('Message', '')}"
-        if 400 <= status < 500 and status not in (408, 429):
+        if 400 <= status < 500 and status not in (408, 429) and code not in DAMAGED_ON_THE_WAY:
             raise StoreRefused(
                 f"the store refuses: {text}", where=where, fix="see credentials, rights, bucket, endpoint and region"
             ) from error

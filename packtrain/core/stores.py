@@ -67,8 +67,9 @@ class Upload(ABC):
         """Whether an earlier process left that chunk here; `is_good` judges its bytes where the kind shows them."""
 
     @abstractmethod
-    def put(self, index: int, data: bytes) -> None:
-        """Safe from several threads where `in_order` is False; the same chunk may be put again."""
+    def put(self, index: int, data: bytes) -> int:
+        """How often it had to be sent until the store took it as it was. Safe from several threads where `in_order` is
+        False; the same chunk may be put again."""
 
     def look(self, index: int) -> bytes:
         """What the store holds for that chunk, read back; only where it `shows`."""
@@ -77,6 +78,10 @@ class Upload(ABC):
     @abstractmethod
     def finish(self, replace: bool) -> None:
         """Make it visible under its name. Without `replace` NameTaken where the name is found taken."""
+
+
+DAMAGED_ON_THE_WAY = ("BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "Md5Mismatch", "RequestTimeout")
+"""What S3 and Azure call a request that did not arrive as it was sent: to be sent again."""
 
 
 class Plan(NamedTuple):
@@ -330,9 +335,10 @@ class _FileUpload(Upload):
     def has(self, index: int, is_good: Callable[[bytes], bool]) -> bool:
         return is_good(self.look(index))
 
-    def put(self, index: int, data: bytes) -> None:
+    def put(self, index: int, data: bytes) -> int:
         with _explained(self._folder, self._path):
             self._file.write_at(self._plan.span(index)[0], data)
+        return 1
 
     def look(self, index: int) -> bytes:
         with _explained(self._folder, self._path):

@@ -74,7 +74,7 @@ class Tally:
     chunks_read_again: int = 0
     """Because the source gave other bytes than its checksums say."""
     chunks_sent_again: int = 0
-    """Because the target gave other bytes back than it was sent."""
+    """Because the target refused what arrived, or gave other bytes back than it was sent."""
     items_kept: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -284,8 +284,8 @@ class _Copy:
         if job.upload.has(index, partial(job.is_good, index)):
             self.tally.add(bytes_kept=size)
             return
-        job.upload.put(index, data or self._fetch(job, index))
-        self.tally.add(bytes_sent=size)
+        times = job.upload.put(index, data or self._fetch(job, index))
+        self.tally.add(bytes_sent=size * times, chunks_sent_again=times - 1)
         self._tell()
 
     def _fetch(self, job: _Job, index: int) -> bytes:
@@ -320,8 +320,8 @@ class _Copy:
         size = job.plan.span(index)[1]
         for trial in range(TRIES):
             if trial:
-                job.upload.put(index, self._fetch(job, index))
-                self.tally.add(chunks_sent_again=1, bytes_sent=size)
+                times = job.upload.put(index, self._fetch(job, index))
+                self.tally.add(chunks_sent_again=times, bytes_sent=size * times)
             self._throttle.take(size)
             if job.is_good(index, job.upload.look(index)):
                 self.tally.add(bytes_checked=size)

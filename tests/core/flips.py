@@ -67,8 +67,8 @@ class _Flipping(Upload):
     def has(self, index: int, is_good: Callable[[bytes], bool]) -> bool:
         return self._inner.has(index, is_good)
 
-    def put(self, index: int, data: bytes) -> None:
-        self._inner.put(index, self._store.pass_through("put", data))
+    def put(self, index: int, data: bytes) -> int:
+        return self._inner.put(index, self._store.pass_through("put", data))
 
     def look(self, index: int) -> bytes:
         return self._store.pass_through("look", self._inner.look(index))

@@ -20,7 +20,9 @@ def reply(status: str, body: bytes = b"", *headers: str, length: int | None = No
 
 
 def error(status: str, code: str) -> bytes:
-    return reply(status, f"<Error><Code>{code}</Code><Message>words</Message></Error>".encode())
+    """As S3 writes it, with its prolog and on two lines."""
+    prolog = '<?xml version="1.0" encoding="UTF-8"?>\n'
+    return reply(status, f"{prolog}<Error><Code>{code}</Code><Message>words</Message></Error>".encode())
 
 
 def always(response: bytes) -> Behaviour:

@@ -147,6 +147,29 @@ def test_only_the_stores_own_word_makes_a_name_absent(
         assert not isinstance(raised.value, NameAbsent)
 
 
+def test_what_did_not_arrive_as_it_was_sent_is_sent_again() -> None:
+    """400 BadDigest is damage on the way and no fault of ours: the same bytes go again."""
+
+    def damaged_once(connection: socket.socket, request: Request, number: int) -> bool:
+        connection.sendall(error("400 Bad Request", "BadDigest") if number == 1 else reply("200 OK", b"", 'ETag: "x"'))
+        return True
+
+    with bad_server(damaged_once) as server:
+        put_one(bucket(server, deadline_s=10.0))
+        assert [method for method, _ in server.requests] == ["PUT", "PUT"]
+
+
+def test_a_store_without_ranges() -> None:
+    """Where a range is answered by the whole object, it is taken only if the range means the whole object."""
+    head = ('Last-Modified: Mon, 30 Nov 2026 00:00:00 GMT', 'ETag: "x"')
+    with bad_server(always(reply("200 OK", b"0123456789", *head))) as server:
+        store = bucket(server, deadline_s=10.0)
+        assert store.read("a/b", 0, 10) == store.read("a/b", 0, 99) == b"0123456789"
+        for offset, size in ((0, 9), (1, 9)):
+            with pytest.raises(StoreRefused, match="a range was asked for"):
+                store.read("a/b", offset, size)
+
+
 def test_taken_is_told_from_a_conflict() -> None:
     """412 to a create means that the name is taken; a conflict with another request in flight does not."""
     taken = always(error("412 Precondition Failed", "PreconditionFailed"))

@@ -10,6 +10,7 @@ EFFECTS = {
     ("packtrain/core/platform.py", "deletes"): "the door itself",
     ("packtrain/core/stores.py", "deletes"): "`erase` itself, which nobody else may call, and temporary names it made",
     ("packtrain/core/objects.py", "deletes"): "the same for a bucket",
+    ("packtrain/core/probe.py", "deletes"): "the objects of a probe this call made itself",
     ("packtrain/core/shim.py", "processes"): "becomes the command it was given",
     ("packtrain/data/pool.py", "processes"): "worker processes of a build, all of them ended by it",
     ("packtrain/data/build.py", "deletes"): "its own working folder, never a store",
