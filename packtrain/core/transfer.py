@@ -32,8 +32,9 @@ PARTS_MAX = 9000
 TRIES = 3
 LOOK_S = 0.25
 """How often a waiting copy looks whether it shall stop, or go faster."""
-CREDIT_S = 0.25
-"""Time lost in waiting for the stores is made up for by this much of faster sending, and no more."""
+CREDIT_S = 1.0
+"""Time lost in waiting for the stores is made up for by this much of faster sending, and no more: from its beginning on
+a copy never averages more than its rate, and over any 20 s at most 5% more."""
 
 
 class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

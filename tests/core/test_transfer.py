@@ -283,7 +283,7 @@ def timed_copy(
 
 
 def test_the_cap_holds() -> None:
-    """At 100 bytes a second 6,000 bytes take 60 s, less the quarter second of credit; progress says so all along."""
+    """At 100 bytes a second 6,000 bytes take 60 s, to a folder and to a bucket; progress says so all along."""
     for rate, cap, bucket in (
         (lambda _: 1e9, 100.0, False), (lambda _: 100.0, 1e9, False), (lambda _: 100.0, 1e9, True),
     ):
