@@ -108,6 +108,11 @@ class Checkpoint:
         for name, stored in self._stored.items():
             fmt.check_tiling(self.specs[name], [s.placed.box for s in stored], folder)
 
+    @property
+    def tables(self) -> list[PartTable]:
+        """One for each part, as the manifest lists them."""
+        return self._tables
+
     def read(self, name: str, box: Box | None = None) -> np.ndarray[Any, Any]:
         """The elements of `box` (default: the whole tensor). Raises CheckpointDamaged naming tensor and file."""
         spec = self.specs[name]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from packtrain.cli import extras, folders
 from packtrain.core.errors import PacktrainError
 from packtrain.core.platform import LocalPlatform, Platform
+from packtrain.core.stores import Store
 from packtrain.core.units import GIB, bytes_text
 
 OK, WARN, FAIL, UNKNOWN = "OK", "WARN", "FAIL", "UNKNOWN"
@@ -40,6 +41,25 @@ def safely(subject: str, check: Callable[[Platform], Finding], platform: Platfor
         return check(platform)
     except Exception as error:  # a check that breaks says nothing about the machine
         return Finding(UNKNOWN, subject, f"could not be looked at: {type(error).__name__}: {error}")
+
+
+def store_findings(platform: Platform, store: Store) -> list[Finding]:
+    """What a place for checkpoints really does. It must give back what it took; the rest only limits its use."""
+    from packtrain.core.probe import probe
+
+    fixes = {
+        "read after write": "nothing can be kept here", "list after write": "what is lost or damaged cannot be found",
+        "exclusive create": "it can hold copies, but no commit log",
+        "versions": "turn versioning on, and what is overwritten or deleted can be had back",
+        "object lock": "make a bucket with object lock, and nobody can delete checkpoints before their time",
+    }
+    findings = []
+    for title, answer in probe(platform, store).named().items():
+        verdict = OK if answer.holds else UNKNOWN if answer.holds is None else WARN
+        if not answer.holds and title == "read after write":
+            verdict = FAIL
+        findings.append(Finding(verdict, title, answer.words, fixes[title] if answer.holds is False else ""))
+    return findings
 
 
 def python(platform: Platform) -> Finding:

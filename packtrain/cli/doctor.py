@@ -1,20 +1,37 @@
-"""`packtrain doctor`: what this machine offers, and what to do about what it lacks."""
+"""`packtrain doctor`: what this machine, or a store, offers, and what to do about what it lacks."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from packtrain.cli.places import Endpoint, KeyId, Region, Secret
 
-def doctor() -> int:
-    """Look at this machine, say what to fix.
 
-    Python, cores, memory, disk, shared memory, hard links, extras, devices. Exit 78 when something must be fixed.
+def doctor(
+    store: Annotated[
+        str, typer.Option("--store", metavar="URL", help="Look at a folder or bucket instead; writes small objects.")
+    ] = "",
+    endpoint: Endpoint = "", region: Region = "", key_id: KeyId = "", secret: Secret = "",
+) -> int:
+    """Look at this machine or a store, say what to fix.
+
+    Python, cores, memory, disk, shared memory, hard links, extras, devices; of a store, what it really keeps of what
+    it promises. Exit 78 when something must be fixed.
     """
-    from packtrain.cli.checkup import FAIL, checkup
+    from packtrain.cli.checkup import FAIL, checkup, store_findings
 
-    findings = checkup()
+    if store:
+        from packtrain.cli.places import place
+        from packtrain.core.platform import LocalPlatform
+
+        platform = LocalPlatform()
+        findings = store_findings(platform, place(platform, store, endpoint, region, key_id, secret))
+    else:
+        findings = checkup()
     for finding in findings:
-        typer.echo(f"{finding.verdict:<8}{finding.subject:<16}{finding.found}")
+        typer.echo(f"{finding.verdict:<8}{finding.subject:<18}{finding.found}")
         if finding.fix:
-            typer.echo(f"{'':<24}{finding.fix}")
+            typer.echo(f"{'':<26}{finding.fix}")
     return 78 if any(finding.verdict == FAIL for finding in findings) else 0

@@ -250,6 +250,9 @@ class _LocalFile(File):
             os.close(self._fd)
             self._fd = -1
 
+    __del__ = close
+    """Who gives a file up while a thread hangs in it cannot close it: the number may be another file's by then."""
+
 
 class _LocalProcess(Process):
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:

@@ -40,25 +40,22 @@ class Abilities(NamedTuple):
     locks: Answer
     """A locked version cannot be deleted, even by us, until its time is over: governance mode."""
 
-    def lines(self) -> list[str]:
-        """For a screen: one line an ability."""
-        marks = {True: "yes", False: "NO", None: "unknown"}
-        titles = ("read after write", "list after write", "exclusive create", "versions", "object lock")
-        return [f"{title:<18}{marks[answer.holds]:<9}{answer.words}" for title, answer in zip(titles, self)]
+    def named(self) -> dict[str, Answer]:
+        """By the names a person knows them by."""
+        return dict(zip(("read after write", "list after write", "exclusive create", "versions", "object lock"), self))
 
 
 def probe(platform: Platform, store: Store) -> Abilities:
-    """Try every ability with small objects under `probe-.../`, which are erased again.
+    """Try every ability with small objects named `probe-...`, which are erased again.
 
     Locked versions stay for LOCK_S where governance may not be bypassed. Raises nothing: what breaks is unknown.
     """
-    folder = f"probe-{platform.token()}"
+    name = f"probe-{platform.token()}"
     bucket = store.bucket if isinstance(store, ObjectStore) else None
     return Abilities(
-        _tried(lambda: _reads(store, f"{folder}/reads")), _tried(lambda: _lists(store, folder)),
-        _tried(lambda: _creates(store, f"{folder}/creates")),
-        _tried(lambda: _versions(bucket, f"{folder}/versions")),
-        _tried(lambda: _locks(platform, bucket, f"{folder}/locked")),
+        _tried(lambda: _reads(store, f"{name}-reads")), _tried(lambda: _lists(store, f"{name}-lists")),
+        _tried(lambda: _creates(store, f"{name}-creates")), _tried(lambda: _versions(bucket, f"{name}-versions")),
+        _tried(lambda: _locks(platform, bucket, f"{name}-locked")),
     )
 
 
@@ -86,14 +83,14 @@ def _reads(store: Store, name: str) -> Answer:
         store.erase(name)
 
 
-def _lists(store: Store, folder: str) -> Answer:
-    name = f"{folder}/lists"
+def _lists(store: Store, name: str) -> Answer:
+    before = name[:-1]
     store.create(name, b"x")
-    seen = (name, 1) in store.list_all(folder)
+    seen = (name, 1) in store.list("", after=before).names
     store.erase(name)
     if not seen:
         return Answer(False, "what was written is not listed")
-    if name in dict(store.list_all(folder)) or store.exists(name):
+    if (name, 1) in store.list("", after=before).names or store.exists(name):
         return Answer(False, "what was erased is still there")
     return Answer(True, "listed when written, gone when erased")
 

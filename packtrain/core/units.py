@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 NS = 1_000_000_000
 
@@ -13,6 +15,15 @@ def bytes_text(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1024
     raise AssertionError("unreachable")
+
+
+def parse_bytes(text: str) -> int | None:
+    """`200MB`, `1.5 GiB`, `4096` -> bytes; None for anything else. Decimal units by thousands, binary ones by 1,024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kMGT])(i?))?B?", text.strip())
+    if match is None:
+        return None
+    power = " kMGT".index(match[2] or " ")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 def count_text(n: float) -> str:

@@ -10,7 +10,9 @@ import pytest
 from packtrain.cli import checkup
 from packtrain.cli.checkup import FAIL, OK, UNKNOWN, WARN, Finding
 from packtrain.core.platform import LocalPlatform
+from packtrain.core.stores import Folder
 from packtrain.core.units import GIB
+from tests.core.flips import Flipping, flip
 
 
 class Machine(LocalPlatform):
@@ -78,6 +80,19 @@ def test_devices(status: int | None, output: str, verdict: str, says: str) -> No
     """How the process that asked for devices ended, and its last words, become one line."""
     found = checkup.devices_finding(status, output)
     assert (found.verdict, says in found.found) == (verdict, True)
+
+
+def test_a_store_is_judged_by_what_it_does(tmp_path: pathlib.Path) -> None:
+    """A folder is fit for all but versions and locks, which are unknown; one that gives back other bytes than it took
+    is a failure, and so is one that is not there, of which the rest is unknown."""
+    good = checkup.store_findings(LocalPlatform(), Folder(LocalPlatform(), str(tmp_path)))
+    assert [finding.verdict for finding in good] == [OK, OK, OK, UNKNOWN, UNKNOWN]
+    assert list(tmp_path.iterdir()) == []
+    bad = checkup.store_findings(LocalPlatform(), Flipping(Folder(LocalPlatform(), str(tmp_path)), flip("read")))
+    assert (bad[0].verdict, bad[0].fix) == (FAIL, "nothing can be kept here")
+    assert (bad[2].verdict, bad[2].fix) == (WARN, "it can hold copies, but no commit log")
+    gone = checkup.store_findings(LocalPlatform(), Folder(LocalPlatform(), str(tmp_path / "gone")))
+    assert [finding.verdict for finding in gone] == [FAIL, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN]
 
 
 def test_a_check_that_breaks_is_unknown() -> None:

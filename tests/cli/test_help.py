@@ -13,7 +13,8 @@ ALLOWED = {"packtrain", "typer", "click", "annotated_doc", "shellingham", "typin
 OURS = {
     "packtrain", "packtrain.cli", "packtrain.cli.data", "packtrain.cli.doctor", "packtrain.cli.ending",
     "packtrain.cli.export", "packtrain.cli.first_light", "packtrain.cli.main", "packtrain.cli.options",
-    "packtrain.cli.report", "packtrain.cli.runs", "packtrain.cli.sample", "packtrain.cli.shape", "packtrain.cli.train",
+    "packtrain.cli.places", "packtrain.cli.report", "packtrain.cli.runs", "packtrain.cli.sample", "packtrain.cli.shape",
+    "packtrain.cli.train",
     "packtrain.core", "packtrain.core.errors",
 }
 

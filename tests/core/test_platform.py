@@ -241,6 +241,21 @@ def test_is_dir_and_exists_do_not_guess(platform: LocalPlatform, tmp_path: pathl
         assert raised.value.errno == errno.ELOOP
 
 
+def test_a_file_nobody_holds_any_more_is_closed(platform: LocalPlatform, tmp_path: pathlib.Path) -> None:
+    """Its descriptor goes with the last reference, and closing it twice closes no other."""
+    path = str(tmp_path / "file")
+    file = platform.create(path)
+    open_before = len(os.listdir("/proc/self/fd"))
+    del file
+    assert len(os.listdir("/proc/self/fd")) == open_before - 1
+    again = platform.reopen(path)
+    again.close()
+    with platform.reopen(path) as other:
+        del again
+        other.write_at(3, b"x")
+    assert platform.read(path) == b"\0\0\0x"
+
+
 # --- time, chance, names -------------------------------------------------------------------------------
 
 

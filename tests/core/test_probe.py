@@ -8,7 +8,7 @@ from packtrain.core.errors import NameTaken, StoreUnreachable
 from packtrain.core.fake import FakeDisk, FakePlatform
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.probe import probe
-from packtrain.core.stores import Folder, Store, StoreConfig, open_store
+from packtrain.core.stores import Folder, Page, Store, StoreConfig, open_store
 from tests.core.flips import Flipping, flip
 
 
@@ -33,8 +33,8 @@ class Forgetful(Flipping):
         super().__init__(inner)
         self.what = what
 
-    def list_all(self, prefix: str):  # type: ignore[no-untyped-def]
-        return iter(()) if self.what == "list" else self.inner.list_all(prefix)
+    def list(self, prefix: str, after: str = "") -> Page:
+        return Page((), "") if self.what == "list" else self.inner.list(prefix, after)
 
     def erase(self, name: str) -> None:
         if self.what != "erase":
@@ -57,9 +57,10 @@ def test_folder_and_memory_are_what_they_should_be() -> None:
         assert (found.reads.holds, found.lists.holds, found.creates.holds) == (True, True, True)
         assert found.versions.holds is found.locks.holds is None
         assert list(store.list_all("")) == []
-        lines = found.lines()
-        assert lines[2] == "exclusive create  yes      a second create of one name was refused"
-        assert lines[4].split()[:3] == ["object", "lock", "unknown"]
+        assert found.named()["exclusive create"] == (True, "a second create of one name was refused")
+        assert list(found.named()) == [
+            "read after write", "list after write", "exclusive create", "versions", "object lock"
+        ]
 
 
 def test_a_liar_is_found_out() -> None:
@@ -80,4 +81,3 @@ def test_damage_and_silence_are_told_apart() -> None:
     assert probe(platform, Forgetful(folder(), "erase")).lists.words == "what was erased is still there"
     gone = probe(platform, Forgetful(folder(), "create"))
     assert gone.creates == (None, "could not be tried: no answer in 30.0 s")
-    assert gone.lines()[0].split()[3] == "unknown"

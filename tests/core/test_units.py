@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packtrain.core.units import bytes_text, count_text, duration_text
+from packtrain.core.units import bytes_text, count_text, duration_text, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,10 @@ def test_no_value_breaks_the_form(n: float) -> None:
     assert re.fullmatch(r"\d+(\.\d)? (B|[KMGT]iB)", bytes_text(n))
     assert re.fullmatch(r"\d+(\.\d+)?(e-\d+)?[kMBT]?", count_text(n))
     assert re.fullmatch(r"\d+(\.\d)?s|\d+m\d\ds|\d+h\d\dm|\d+d\d\dh", duration_text(n))
+
+
+def test_amounts_are_read_as_people_write_them() -> None:
+    """Decimal units count by thousands, binary ones by 1,024, a bare number is bytes; anything else is no amount."""
+    texts = {"200MB": 200_000_000, "1.5 GiB": 3 << 29, "4096": 4096, "7kB": 7000, "2T": 2_000_000_000_000, "3B": 3}
+    assert {text: parse_bytes(text) for text in texts} == texts
+    assert [parse_bytes(text) for text in ("", "MB", "-1", "1e9", "5 mb", "5MBs", "inf")] == [None] * 7

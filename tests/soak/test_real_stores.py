@@ -91,9 +91,9 @@ def test_abilities_are_seen_through(server: Server) -> None:
     plain, locked = (probe(platform, opened(server.config("probe", bucket=bucket))) for bucket in (BUCKET, LOCKED))
     honest = server.kind != "rclone"
     for seen in (plain, locked):
-        assert (seen.reads.holds, seen.lists.holds, seen.creates.holds) == (True, True, honest), seen.lines()
-    assert (plain.versions.holds, plain.locks.holds) == (False, False), plain.lines()
-    assert (locked.versions.holds, locked.locks.holds) == (honest, honest), locked.lines()
+        assert (seen.reads.holds, seen.lists.holds, seen.creates.holds) == (True, True, honest), seen
+    assert (plain.versions.holds, plain.locks.holds) == (False, False), plain
+    assert (locked.versions.holds, locked.locks.holds) == (honest, honest), locked
     assert list(opened(server.config("probe")).list_all("")) == []
 
 
