@@ -4,7 +4,7 @@
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help first-light test lint soak-ci bench-help bench-data bench-train bench-attention ratchet clean
+.PHONY: help first-light test lint soak-ci bench-help bench-data bench-train bench-attention bench-checkpoint ratchet clean
 
 help:
 	@echo "make first-light   install, then train a small language model on this machine's own text (about 6 minutes)"
@@ -54,6 +54,9 @@ bench-train: .venv/installed
 
 bench-attention: .venv/installed
 	@.venv/bin/python bench/attention.py
+
+bench-checkpoint: .venv/installed
+	@.venv/bin/python bench/checkpoint.py
 
 ratchet: .venv/installed
 	@.venv/bin/python -m tests.house.ratchet

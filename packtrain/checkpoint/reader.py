@@ -1,28 +1,28 @@
 """Reads checkpoints: any box of any tensor, whatever boxes the writers wrote, every byte checked before it is used.
 
 A range is widened to whole blocks of its image, and a block is used only when its crc32c agrees with the part's table,
-whose SHA-256 the manifest holds, whose SHA-256 the commit holds. Memory beyond the result is bounded by CACHE_BYTES.
+whose SHA-256 the manifest holds, whose SHA-256 the commit holds. Memory beyond the result is bounded by
+blocks.CACHE_BYTES.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from packtrain.checkpoint import format as fmt
+from packtrain.checkpoint.blocks import Block, Blocks, as_damaged, as_unreadable, read_stored
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import Box, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
 from packtrain.checkpoint.retention import TOMBSTONE_BYTES_MAX, Survey, Tombstone, parse_tombstone, tombstone_name
-from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, FormatUnknown
+from packtrain.core.errors import CheckpointDamaged, FormatUnknown
 from packtrain.core.platform import Platform
 
-CACHE_BYTES = 64 << 20
 SLAB_BYTES = 8 << 20
 """Bytes of one stored box looked at at a time."""
 TABLE_BYTES_MAX = 1 << 30
@@ -34,56 +34,6 @@ class Damage(NamedTuple):
     file: str
     tensors: tuple[str, ...]
     what: str
-
-
-class _Blocks:
-    """Verified blocks of one checkpoint's images, the most recently used ones kept."""
-
-    def __init__(self, platform: Platform, folder: str, bytes_max: int = CACHE_BYTES) -> None:
-        self._platform = platform
-        self._folder = folder
-        self._bytes_max = bytes_max
-        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, table: PartTable, index: int) -> bytes:
-        """Raises CheckpointDamaged naming the file when the block is short or its crc differs."""
-        key = (table.file, index)
-        block = self._kept.get(key)
-        if block is None:
-            block = self.load(table, index)
-            self._keep(key, block)
-        self._kept.move_to_end(key)
-        return block
-
-    def load(self, table: PartTable, index: int) -> bytes:
-        start = index * table.block_bytes
-        size = min(table.block_bytes, table.bytes - start)
-        block = _read(self._platform, f"{self._folder}/{table.file}", start, size)
-        if len(block) != size or fmt.crc32c(block) != table.crc32c[index]:
-            found = "crc32c differs" if len(block) == size else f"only {len(block)} of {size} bytes are there"
-            raise _damaged(f"bytes {start}..{start + size} of {table.file}: {found}", f"{self._folder}/{table.file}")
-        return block
-
-    def _keep(self, key: tuple[str, int], block: bytes) -> None:
-        self._kept[key] = block
-        self._bytes += len(block)
-        while self._bytes > self._bytes_max and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
-            self._bytes -= len(dropped)
-
-    def span(self, table: PartTable, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Bytes [start, stop) of an image, as uint8; a view into one block where they lie in one."""
-        first, last = start // table.block_bytes, (stop - 1) // table.block_bytes
-        if first == last:
-            at = first * table.block_bytes
-            return np.frombuffer(self.get(table, first), np.uint8, count=stop - start, offset=start - at)
-        out = np.empty(stop - start, np.uint8)
-        for index in range(first, last + 1):
-            at = index * table.block_bytes
-            low, high = max(start, at), min(stop, at + table.block_bytes)
-            out[low - start : high - start] = np.frombuffer(self.get(table, index), np.uint8)[low - at : high - at]
-        return out
 
 
 class _Stored(NamedTuple):
@@ -100,7 +50,7 @@ class Checkpoint:
         self.specs = {spec.name: spec for spec in manifest.tensors}
         self._platform = platform
         self._tables = tables
-        self._blocks = _Blocks(platform, folder)
+        self._blocks = Blocks(platform, folder)
         self._stored: dict[str, list[_Stored]] = {name: [] for name in self.specs}
         for table in tables:
             for placed in table.boxes:
@@ -125,6 +75,18 @@ class Checkpoint:
                 self._copy(stored, common, out, box)
         return out
 
+    def ahead(self, boxes: Iterable[tuple[str, Box]]) -> AbstractContextManager[None]:
+        """Inside, disk and checksums work ahead of `read`, if that is called for these tensors and boxes in this order.
+
+        For the speed alone: any other order is right as well.
+        """
+        return self._blocks.ahead(
+            block
+            for name, box in boxes for stored in self._stored[name]
+            if (common := fmt.intersect(stored.placed.box, box)) is not None
+            for block in _blocks_of(stored, common)
+        )
+
     def _copy(self, stored: _Stored, common: Box, out: np.ndarray[Any, Any], box: Box) -> None:
         placed, table = stored
         dtype = fmt.DTYPES[placed.dtype][1]
@@ -137,18 +99,19 @@ class Checkpoint:
                 assert part is not None
                 out[_within(part, box)] = held.reshape(fmt.box_shape(slab))[_within(part, slab)]
         except CheckpointDamaged as error:
-            raise _damaged(f"tensor {placed.tensor}: {error.what}", error.where) from error
+            raise as_damaged(f"tensor {placed.tensor}: {error.what}", error.where) from error
 
     def verify(self) -> list[Damage]:
         """Read every byte of every image; what is wrong, by file and tensor. Raises CheckpointUnreadable."""
-        return [damage for table in self._tables for damage in self._verify_part(table)]
+        with self._blocks.ahead((table, index) for table in self._tables for index in range(len(table.crc32c))):
+            return [damage for table in self._tables for damage in self._verify_part(table)]
 
     def _verify_part(self, table: PartTable) -> Iterator[Damage]:
         path, digest = f"{self.folder}/{table.file}", hashlib.sha256()
         damaged = False
         for index in range(len(table.crc32c)):
             try:
-                digest.update(self._blocks.load(table, index))
+                digest.update(self._blocks.fresh(table, index))
             except CheckpointDamaged as error:
                 damaged = True
                 yield Damage(table.file, _touched(table, index), error.what)
@@ -158,7 +121,7 @@ class Checkpoint:
             yield Damage(table.file, _touched(table, None), str(error))
             return
         except OSError as error:
-            raise _unreadable(error, path) from error
+            raise as_unreadable(error, path) from error
         if size != table.bytes:
             yield Damage(table.file, _touched(table, None), f"{size} bytes long, not {table.bytes}")
         elif not damaged and digest.hexdigest() != table.sha256:
@@ -184,7 +147,7 @@ def open_restore(platform: Platform, run_folder: str, number: int, digest: str) 
     log = CommitLog(platform, f"{run_folder}/commits")
     commit = log.read(number)
     if commit is None or commit.kind != "save" or commit.digest != digest:
-        raise _damaged(f"record {number} is not the save that was to be restored", log.path(number))
+        raise as_damaged(f"record {number} is not the save that was to be restored", log.path(number))
     return open_checkpoint(platform, run_folder, commit)
 
 
@@ -203,7 +166,7 @@ def checkpoint_folder(run_folder: str, commit: Commit) -> str:
     """Where it lies; only a plain checkpoint folder name under checkpoints/ passes."""
     name = fmt.parse_folder(commit.folder)
     if name is None or (name.step, name.attempt) != (commit.step, commit.attempt):
-        raise _damaged(f"{commit.folder!r} is not the folder of step {commit.step}", f"commit {commit.number}")
+        raise as_damaged(f"{commit.folder!r} is not the folder of step {commit.step}", f"commit {commit.number}")
     return f"{run_folder}/checkpoints/{commit.folder}"
 
 
@@ -239,9 +202,9 @@ def _entries(platform: Platform, folder: str) -> list[tuple[str, str]]:
 
 def _read_manifest(platform: Platform, folder: str, commit: Commit) -> Manifest:
     path = f"{folder}/{fmt.MANIFEST}"
-    data = _read(platform, path, 0, TABLE_BYTES_MAX)
+    data = read_stored(platform, path, 0, TABLE_BYTES_MAX)
     if fmt.sha256(data) != commit.digest:
-        raise _damaged(f"the manifest is not the one that commit {commit.number} published", path)
+        raise as_damaged(f"the manifest is not the one that commit {commit.number} published", path)
     manifest = fmt.decode(data, Manifest, path)
     fmt.check_manifest(manifest, path)
     return manifest
@@ -249,21 +212,12 @@ def _read_manifest(platform: Platform, folder: str, commit: Commit) -> Manifest:
 
 def _read_table(platform: Platform, folder: str, entry: PartEntry, specs: dict[str, TensorSpec]) -> PartTable:
     path = f"{folder}/{fmt.table_name(entry.writer)}"
-    data = _read(platform, path, 0, TABLE_BYTES_MAX)
+    data = read_stored(platform, path, 0, TABLE_BYTES_MAX)
     if len(data) != entry.table_bytes or fmt.sha256(data) != entry.table_sha256:
-        raise _damaged(f"the table of part {entry.writer} is not the one in the manifest", path)
+        raise as_damaged(f"the table of part {entry.writer} is not the one in the manifest", path)
     table = fmt.decode(data, PartTable, path)
     fmt.check_table(table, entry, specs, path)
     return table
-
-
-def _read(platform: Platform, path: str, offset: int, size: int) -> bytes:
-    try:
-        return platform.read(path, offset, size)
-    except FileNotFoundError as error:
-        raise _damaged(f"cannot be read: {error}", path) from error
-    except OSError as error:
-        raise _unreadable(error, path) from error
 
 
 def _slabs(
@@ -294,6 +248,17 @@ def _cut(
             yield from _cut(stored, common, strides, (*fixed, (row, row + 1)), here)
 
 
+def _blocks_of(stored: _Stored, common: Box) -> Iterator[Block]:
+    """What `_copy` asks for, in its order."""
+    placed, table = stored
+    item_bytes = fmt.DTYPES[placed.dtype][1].itemsize
+    for slab, at in _slabs(placed.box, common, item_bytes):
+        first = placed.offset + at
+        last = first + fmt.volume(slab) * item_bytes - 1
+        for index in range(first // table.block_bytes, last // table.block_bytes + 1):
+            yield table, index
+
+
 def _within(part: Box, box: Box) -> tuple[slice, ...]:
     return tuple(slice(a - origin, b - origin) for (a, b), (origin, _) in zip(part, box, strict=True))
 
@@ -305,13 +270,3 @@ def _touched(table: PartTable, index: int | None) -> tuple[str, ...]:
     start, stop = index * table.block_bytes, (index + 1) * table.block_bytes
     names = dict.fromkeys(p.tensor for p in table.boxes if p.offset < stop and p.offset + p.bytes > start)
     return tuple(names) or _touched(table, None)
-
-
-def _unreadable(error: OSError, path: str) -> CheckpointUnreadable:
-    return CheckpointUnreadable(
-        f"the disk refuses to read it now: {error}", where=path, fix="see that the disk is mounted, well and readable"
-    )
-
-
-def _damaged(what: str, where: str) -> CheckpointDamaged:
-    return CheckpointDamaged(what, where=where, fix=fmt.DAMAGED_FIX)

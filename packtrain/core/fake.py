@@ -508,7 +508,7 @@ class _FakeCrew(Crew):
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
         try:
             work()
-        except OSError as error:
+        except Exception as error:
             return partial(_raise, error)
         return _nothing
 
@@ -516,7 +516,7 @@ class _FakeCrew(Crew):
         pass
 
 
-def _raise(error: OSError) -> None:
+def _raise(error: Exception) -> None:
     raise error
 
 

@@ -106,7 +106,7 @@ def restore_state(checkpoint: Checkpoint, spec: Sections, mesh: Mesh) -> State:
     """The saved state on `mesh`, bit for bit. Raises WrongModel, CheckpointDamaged, LayoutError."""
     check_model(checkpoint.specs, state_specs(spec.model, spec.optim), checkpoint.folder)
     places = flatten(shardings(spec.model, spec.optim, mesh))
-    return unflatten({name: _placed(checkpoint, name, place) for name, place in places.items()}, spec.model, spec.optim)
+    return unflatten(placed_tensors(checkpoint, places), spec.model, spec.optim)
 
 
 def import_params(weights: hf.Weights, spec: Sections, mesh: Mesh) -> Tree:
@@ -128,8 +128,8 @@ def restore_params(checkpoint: Checkpoint, spec: Sections, mesh: Mesh) -> Tree:
     check_model(_weights(checkpoint.specs), _weights(state_specs(spec.model, spec.optim)), checkpoint.folder)
     places = shardings(spec.model, spec.optim, mesh).params
     names = flatten(shardings(spec.model, spec.optim, mesh)._replace(opt=()))
-    leaves = [_placed(checkpoint, name, place) for name, place in names.items() if name.startswith("params/")]
-    return jax.tree.unflatten(jax.tree.structure(places), leaves)
+    leaves = placed_tensors(checkpoint, _weights(names))
+    return jax.tree.unflatten(jax.tree.structure(places), leaves.values())
 
 
 def _weights(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,17 +156,27 @@ def _text(spec: LeafSpec | None) -> str:
     return f"{dtype}[{', '.join(f'{dim} {n}' for dim, n in zip(dims, shape))}]"
 
 
-def _placed(checkpoint: Checkpoint, name: str, place: NamedSharding) -> jax.Array:
-    """One tensor on its devices; devices that hold the same box share one read."""
-    shape, read = checkpoint.specs[name].shape, dict[Box, np.ndarray[Any, Any]]()
+def placed_tensors(checkpoint: Checkpoint, places: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
+    """These tensors on their devices, each process reading what its own need, disk and checksums ahead of the copying.
 
-    def fetch(index: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
-        box = box_of(index or (), shape)
-        if box not in read:
-            read[box] = checkpoint.read(name, box)
-        return read[box]
+    Raises CheckpointDamaged, CheckpointUnreadable.
+    """
+    boxes = {name: _boxes(place, checkpoint.specs[name].shape) for name, place in places.items()}
+    with checkpoint.ahead((name, box) for name in places for box in boxes[name]):
+        return {name: _placed(checkpoint, name, place, boxes[name]) for name, place in places.items()}
 
-    return jax.make_array_from_callback(shape, place, fetch)
+
+def _boxes(place: NamedSharding, shape: tuple[int, ...]) -> list[Box]:
+    """What this process's devices hold; several of one box once."""
+    indices = place.addressable_devices_indices_map(shape).values()
+    return list(dict.fromkeys(box_of(index or (), shape) for index in indices))
+
+
+def _placed(checkpoint: Checkpoint, name: str, place: NamedSharding, boxes: list[Box]) -> jax.Array:
+    """One tensor on its devices."""
+    shape = checkpoint.specs[name].shape
+    read = {box: checkpoint.read(name, box) for box in boxes}
+    return jax.make_array_from_callback(shape, place, lambda index: read[box_of(index or (), shape)])
 
 
 def warning(error: Mapping[str, str]) -> ErrorSeen:

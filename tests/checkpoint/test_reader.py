@@ -112,17 +112,6 @@ def test_manifest_keeps_what_the_trainer_said(tmp_path):
     assert m.meta == {"x": [1.5]} and m.tensors[0].dims == ("d0",)
 
 
-def test_memory_stays_bounded():
-    """Verified blocks beyond the cache's bytes are dropped, the one used longest ago first."""
-    platform, commit = published([[tensor_of("w", "uint8", (5 * fmt.BLOCK_BYTES,))]])
-    checkpoint = open_checkpoint(platform, RUN, commit)
-    blocks = reader._Blocks(platform, checkpoint.folder, bytes_max=2 * fmt.BLOCK_BYTES)
-    for index in (0, 1, 0, 2):
-        blocks.get(checkpoint._tables[0], index)
-    assert [index for _, index in blocks._kept] == [0, 2]
-    assert sum(map(len, blocks._kept.values())) == blocks._bytes == 2 * fmt.BLOCK_BYTES
-
-
 def test_column_slices_of_wide_rows_read_right():
     """Rows wider than a slab are cut inside the row: a column box of a 3 x 12 MiB tensor reads right."""
     wide = tensor_of("w", "uint8", (3, 12 << 20))

@@ -1,0 +1,181 @@
+"""Saves and restores of 2 GiB of state, beside orbax, torch's distributed checkpoint, dd and memcpy.
+
+Command:  make bench-checkpoint     (PEER=/path/to/python: an interpreter with orbax-checkpoint and torch 2.13.0; what
+          it lacks is said to be absent. ROUNDS=5, GIB=2, FOLDER=/path on the disk to measure.)
+
+`stall` is the time of 60 steps with three asynchronous saves less that of 60 steps without; the last save is waited for
+after the clock has stopped. `save` is from the call to durable and published (orbax: finished; dd: fsynced), `restore`
+is from a cold cache into the arrays of the same mesh, `other mesh` into arrays cut differently; `fill` is the copy of
+the state into our buffer. dd writes with bs=16M oflag=direct conv=fsync in as many streams as ours, and reads so.
+Contenders take turns, one figure each; medians over the rounds, ratios to ours. Goals on CPU: stall no worse than the
+best of the others, save and restore at 90% of dd's speed, fill at 60% of a warm memcpy thread's, another mesh at most
+1.2 times the same mesh, and faster than orbax.
+
+Each contender is a process (bench/checkpoint_peer.py): a word on each line of its input, seconds back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+
+import checkpoint_peer
+import numpy as np
+
+ROUNDS, GIB = int(os.environ.get("ROUNDS", "5")), float(os.environ.get("GIB", "2"))
+STREAMS = 2
+"""Writers of one image of ours (checkpoint/pour.py), and so of dd."""
+FIGURES = ("plain", "saves", "save", "fill", "restore", "other mesh")
+PEER = checkpoint_peer.__file__
+
+
+@dataclass
+class Contender:
+    """A process that saves and restores when told to. `absent`: why it cannot."""
+
+    name: str
+    argv: list[str]
+    can: tuple[str, ...]
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    version: str = ""
+    absent: str = ""
+
+    def start(self) -> None:
+        env = os.environ | {
+            "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={checkpoint_peer.DEVICES}",
+        }
+        self._process = subprocess.Popen(self.argv, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        answer = self._answer()
+        self.version, self.absent = answer.get("version", ""), answer.get("absent", "it did not start")
+        self.absent = "" if self.version else self.absent
+
+    def run(self, figure: str) -> None:
+        if figure in self.can and not self.absent:
+            assert self._process.stdin is not None
+            drop_cache()
+            self._process.stdin.write(figure + "\n")
+            self._process.stdin.flush()
+            answer = self._answer()
+            self.absent = answer.get("failed", "") if "seconds" not in answer else ""
+            self.seconds.setdefault(figure, []).append(float(answer.get("seconds", "nan")))
+
+    def stop(self) -> None:
+        self._process.communicate()
+
+    def median(self, figure: str) -> float:
+        return statistics.median(self.seconds.get(figure, [float("nan")]))
+
+    def stall(self) -> float:
+        pairs = zip(self.seconds.get("saves", []), self.seconds.get("plain", []))
+        return statistics.median([saves - plain for saves, plain in pairs] or [float("nan")])
+
+    def _answer(self) -> dict[str, str]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return dict(json.loads(line)) if line else {"failed": "it ended"}
+
+
+def drop_cache() -> None:
+    """Everything written is on disk and out of the page cache, as far as this user may: root may."""
+    os.sync()
+    try:
+        with open("/proc/sys/vm/drop_caches", "w") as file:
+            file.write("3")
+    except OSError:
+        pass
+
+
+def dd(folder: str, reads: bool) -> float:
+    """Seconds of STREAMS dd processes for all of the state."""
+    count = int(GIB * 1024 / 16 / STREAMS)
+    drop_cache()
+    begun_s = time.perf_counter()
+    streams = [subprocess.Popen(dd_argv(f"{folder}/dd-{n}", count, reads), stderr=subprocess.DEVNULL) for n in range(2)]
+    assert all(stream.wait() == 0 for stream in streams)
+    return time.perf_counter() - begun_s
+
+
+def dd_argv(path: str, count: int, reads: bool) -> list[str]:
+    if reads:
+        return ["dd", f"if={path}", "of=/dev/null", "bs=16M", "iflag=direct"]
+    return ["dd", "if=/dev/zero", f"of={path}", "bs=16M", f"count={count}", "oflag=direct", "conv=fsync"]
+
+
+def memcpy(source: np.ndarray, target: np.ndarray) -> float:
+    begun_s = time.perf_counter()
+    np.copyto(target, source)
+    return time.perf_counter() - begun_s
+
+
+def contenders(folder: str, peer: str) -> list[Contender]:
+    def argv(python: str, name: str) -> list[str]:
+        os.mkdir(f"{folder}/{name}")
+        return [python, PEER, name, f"{folder}/{name}", str(GIB)]
+
+    found = [Contender("packtrain", argv(sys.executable, "packtrain"), FIGURES)]
+    if peer:
+        found += [
+            Contender("orbax", argv(peer, "orbax"), tuple(f for f in FIGURES if f != "fill")),
+            Contender("torch", argv(peer, "torch"), ("plain", "saves", "save", "restore")),
+        ]
+    return found
+
+
+def table(found: list[Contender], machine: dict[str, list[float]]) -> None:
+    ours = found[0]
+    print(f"medians of {ROUNDS} rounds, taken in turn; in brackets as multiples of ours")
+    for one in found:
+        if one.absent:
+            print(f"{one.name:10s} absent: {one.absent}")
+            continue
+        cells = [f"stall {one.stall():6.2f} s"]
+        for figure in FIGURES[2:]:
+            if figure in one.can:
+                times = f" ({one.median(figure) / ours.median(figure):.2f} x)" if one is not ours else ""
+                cells.append(f"{figure} {one.median(figure):.2f} s{times}")
+        cells.append(f"60 steps {one.median('plain'):.1f} s")
+        print(f"{one.name:10s} " + ", ".join(cells) + f"  ({one.version})")
+    medians = {name: statistics.median(seconds) for name, seconds in machine.items()}
+    print("machine    " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in medians.items()))
+    print(f"save at {medians['dd write'] / ours.median('save'):.0%} of dd's speed (goal: 90%), restore at "
+          f"{medians['dd read'] / ours.median('restore'):.0%} (90%), fill at "
+          f"{medians['memcpy'] / ours.median('fill'):.0%} of memcpy's (60%), another mesh "
+          f"{ours.median('other mesh') / ours.median('restore'):.2f} x the same (1.2)")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(dir=os.environ.get("FOLDER"), prefix="packtrain-bench-") as folder:
+        found = contenders(folder, os.environ.get("PEER", ""))
+        for one in found:
+            one.start()
+            print(f"{one.name}: {one.version or 'absent: ' + one.absent}", flush=True)
+        source = np.ones(int(GIB * 2**28), np.float32)
+        target = np.empty_like(source)
+        target[:] = 0
+        machine: dict[str, list[float]] = {"dd write": [], "dd read": [], "memcpy": []}
+        for number in range(ROUNDS):
+            for figure in FIGURES:
+                for one in found:
+                    one.run(figure)
+            machine["dd write"].append(dd(folder, reads=False))
+            machine["dd read"].append(dd(folder, reads=True))
+            machine["memcpy"].append(memcpy(source, target))
+            for name in ("dd-0", "dd-1"):
+                os.unlink(f"{folder}/{name}")
+            print(f"round {number + 1} of {ROUNDS}", flush=True)
+        for one in found:
+            one.stop()
+        table(found, machine)
+        if len(found) == 1:
+            print("orbax and torch are absent: give PEER=/path/to/python of an environment that has them")
+
+
+if __name__ == "__main__":
+    main()
