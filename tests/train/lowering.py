@@ -21,6 +21,11 @@ from packtrain.train.shape import Layout
 from packtrain.train.state import unflatten
 from packtrain.train.step import BATCH_FIELDS, make_step
 
+QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false"
+"""For XLA_FLAGS of a process that compiles to see what a program does, not how well it is compiled."""
+SHIPPED: Any = {"xla_cpu_use_fusion_emitters": True}
+"""To compile a program whose memory or text is judged, whatever the flags of the process."""
+
 
 def arguments(of: Layout, mesh: AnyMesh) -> tuple[Any, ...]:
     """Of a step, as shapes that know where they lie."""
@@ -47,7 +52,7 @@ def traced(of: Layout, devices: bool = True) -> Any:
 
 
 def compiled(of: Layout) -> Any:
-    return traced(of).lower().compile()
+    return traced(of).lower().compile(SHIPPED)
 
 
 def sections(recipe: RunSpec, overrides: Sequence[str] = (), **mesh: int) -> Sections:

@@ -19,6 +19,7 @@ from packtrain.train.model import forward, param_specs
 from packtrain.train.sample import Sampler, draw
 from packtrain.train.step import make_eval
 from tests.train import rig
+from tests.train.lowering import SHIPPED
 from tests.train.test_worker import corpus
 from tests.train.tiny import packed_rows
 
@@ -60,7 +61,7 @@ def test_an_evaluation_takes_no_more_memory_than_training() -> None:
 
     def temporary(microbatches: int) -> int:
         train = rig.with_train(rig.SPEC, microbatches=microbatches).train
-        compiled = make_eval(model, train, one_device()).lower(params, batch).compile()
+        compiled = make_eval(model, train, one_device()).lower(params, batch).compile(SHIPPED)
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(4) < 0.6 * temporary(1)

@@ -12,6 +12,7 @@ import pytest
 from packtrain.train.config import ModelConfig, TrainConfig
 from packtrain.train.model import REMAT, init_params
 from packtrain.train.step import gradient_sums, place_batch
+from tests.train.lowering import SHIPPED
 from tests.train.tiny import SEED, mesh_of, packed_rows
 
 MODEL = ModelConfig(vocab=128, layers=4, embed=32, heads=4, kv_heads=4, head=8, mlp=96)
@@ -22,7 +23,7 @@ ROWS, LENGTH = 4, 64
 def compiled(remat: Any) -> Any:
     train = TrainConfig(remat=remat)
     program = jax.jit(lambda p, b: gradient_sums(p, b, MODEL, train, mesh_of()))
-    return program.lower(*arguments()).compile({"xla_backend_optimization_level": 0})
+    return program.lower(*arguments()).compile(SHIPPED | {"xla_backend_optimization_level": 0})
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from packtrain.train.model import param_specs
 from packtrain.train.optim import clip_factor, schedule, updated
 from packtrain.train.state import State, state_specs, unflatten
 from packtrain.train.step import Command, gradient_sums, make_step, place_batch, place_orders
+from tests.train.lowering import SHIPPED
 from tests.train.tiny import mesh_of, packed_rows
 
 MODEL = ModelConfig(vocab=512, layers=2, embed=64, heads=4, kv_heads=4, head=16, mlp=192)
@@ -51,7 +52,7 @@ def arguments() -> tuple[Any, ...]:
 
 
 def memory(step: Any) -> Any:
-    return step.lower(*arguments()).compile().memory_analysis()
+    return step.lower(*arguments()).compile(SHIPPED).memory_analysis()
 
 
 @functools.cache

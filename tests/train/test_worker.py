@@ -35,6 +35,7 @@ from packtrain.monitor.report import report
 from packtrain.recipes.spec import RunSpec
 from packtrain.train.sample import generate
 from tests.train import rig
+from tests.train.lowering import QUICK_FLAGS
 
 STEPS, EVERY_STEPS, DEADLINE_S = 600, 200, 240
 """Saves are so far apart that what is seen of one can be acted on before the next."""
@@ -74,7 +75,7 @@ class Worker:
     def __init__(self, run: str, *arguments: str) -> None:
         self.log = pathlib.Path(run).with_suffix(f".{len(list(pathlib.Path(run).parent.iterdir()))}.log")
         # Compiled without the costly passes; these are the bits all workers here agree on.
-        env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+        env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_backend_optimization_level=0 {QUICK_FLAGS}"}
         command = [sys.executable, "-m", "packtrain.train", run, *arguments]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)

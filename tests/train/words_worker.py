@@ -1,4 +1,4 @@
-"""One of four ranks that are told things at different moments: `words_worker.py FOLDER EPISODES SEED`.
+"""One of a world of ranks that are told things at different moments: `words_worker.py FOLDER EPISODES SEED`.
 
 Each episode runs the shipped loop, orders, signal handler and step until it is told to stop; then one line says after
 which step. What happens is drawn from (seed, episode), one draw for all ranks: orders that reach the control of each
