@@ -22,11 +22,11 @@ def main() -> None:
     with running("rclone", root) as server:
         there = open_store(platform, server.config("shaped"))
         ((name, size),) = here.list_all("")
-        sums = tuple(google_crc32c.value(here.read(name, at, 4 * MIB)) for at in range(0, size, 4 * MIB))
+        sums = tuple(google_crc32c.value(here.read(name, at, 5 * MIB)) for at in range(0, size, 5 * MIB))
         began_ns = platform.boot_ns()
         done = copy(
-            platform, here, there, [Item(name, name, size, 0, sums, 4 * MIB)],
-            TransferConfig(copy_bytes_per_s_max=cap),
+            platform, here, there, [Item(name, name, size, 0, sums, 5 * MIB)],
+            TransferConfig(chunk_bytes=5 * MIB, copy_bytes_per_s_max=cap),
         )
         print(f"done {done.bytes_sent} {done.bytes_checked} {(platform.boot_ns() - began_ns) / 1e9:.3f}", flush=True)
 
