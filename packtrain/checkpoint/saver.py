@@ -60,7 +60,7 @@ class BufferFolder(NamedTuple):
     fallback: str = ""
 
 
-class _Buffer:
+class Buffer:
     """One mapped file. Its pages are reserved when it is made: a full tmpfs is an error then, not a SIGBUS later."""
 
     def __init__(self, stem: str) -> None:
@@ -107,7 +107,7 @@ class _Pending:
     step: int
     bytes: int
     offered_ns: int
-    buffer: _Buffer
+    buffer: Buffer
     deadline_s: float
     stall_s: float = 0.0
     given_up: bool = False
@@ -135,7 +135,7 @@ class Saver:
         self._attempt = attempt
         self._writer = writer
         self._deadline_s = deadline_s
-        self._buffers = [_Buffer(f"{where.path}/{writer}.a{attempt:04d}.{i}") for i in range(BUFFERS)]
+        self._buffers = [Buffer(f"{where.path}/{writer}.a{attempt:04d}.{i}") for i in range(BUFFERS)]
         self._pending: dict[int, _Pending] = {}
         self._results: list[SaveResult] = []
         self._ticket = 0
@@ -234,7 +234,7 @@ class Saver:
             self._tables = {"tensors": msgspec.to_builtins(specs), "boxes": msgspec.to_builtins(self._layout.boxes)}
         return self._layout
 
-    def _message(self, step: int, buffer: _Buffer, layout: ImageLayout, meta: dict[str, Any]) -> dict[str, Any]:
+    def _message(self, step: int, buffer: Buffer, layout: ImageLayout, meta: dict[str, Any]) -> dict[str, Any]:
         self._ticket += 1
         return {
             "id": self._ticket, "attempt": self._attempt, "step": step, "writer": self._writer, "buffer": buffer.path,
@@ -243,7 +243,7 @@ class Saver:
             "meta": {key: value for key, value in meta.items() if key not in _OWN_PLACE}, **self._tables,
         }
 
-    def _offer(self, message: dict[str, Any], buffer: _Buffer) -> bool:
+    def _offer(self, message: dict[str, Any], buffer: Buffer) -> bool:
         try:
             if self._client.offer(message) == "accepted":
                 return True

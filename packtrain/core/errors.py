@@ -155,6 +155,12 @@ class HfUnusable(ConfigError):
     name = "checkpoint.hf_unusable"
 
 
+class TorchUnusable(ConfigError):
+    """A PyTorch state dict that cannot be kept, or is not the one that was saved."""
+
+    name = "checkpoint.torch_unusable"
+
+
 class ExportFailed(AgainError):
     """The machine refuses to write what is exported; nothing of it stays."""
 
