@@ -1,8 +1,8 @@
 """The only module that deletes checkpoints. Everything here checks again what the plan decided, at the last moment.
 
 A purge needs a tombstone as old as the grace, an attempt that is still the last begun, a restore point every byte of
-which was read back and found good, and a folder that is not it. The manifest goes first: a purge cut short leaves a
-folder that refuses to open at once.
+which was read back and found good, and a folder that is neither it, nor what a person asked to restore, nor pinned. The
+manifest goes first: a purge cut short leaves a folder that refuses to open at once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from packtrain.checkpoint.asked import pins, wished
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.format import MANIFEST, parse_folder
 from packtrain.checkpoint.reader import verify_commit
-from packtrain.checkpoint.retention import TOMBSTONE_BYTES_MAX, Action, Tombstone, parse_tombstone, tombstone_name
+from packtrain.checkpoint.retention import (
+    TOMBSTONE_BYTES_MAX,
+    Action,
+    Tombstone,
+    parse_tombstone,
+    purging_name,
+    tombstone_name,
+)
 from packtrain.core.errors import PacktrainError, PurgeRefused
 from packtrain.core.platform import Platform
 
@@ -64,21 +72,42 @@ def _execute(
         raise _refused(action.folder, "this is no checkpoint folder")
     _require_current(platform, run_folder, attempt, action.folder)
     stone = f"{run_folder}/tombstones/{tombstone_name(action.folder)}"
+    claim = f"{run_folder}/tombstones/{purging_name(action.folder)}"
     match action.action:
         case "tombstone":
+            _require_unpinned(platform, run_folder, action.folder)
             _mark(platform, stone, action)
         case "lift":
-            with suppress(FileNotFoundError):
-                platform.unlink(stone)
+            for mark in (stone, claim):
+                with suppress(FileNotFoundError):
+                    platform.unlink(mark)
         case "purge":
             _require_grace(platform, stone, action.folder, grace_s)
             _require_restorable(platform, run_folder, action.folder, verified)
+            _claim(platform, run_folder, action.folder, claim)
             _remove(platform, f"{run_folder}/checkpoints", action.folder)
+            platform.unlink(claim)
+
+
+def _claim(platform: Platform, run_folder: str, folder: str, claim: str) -> None:
+    """Say that the end of this folder begins, then look whether it is pinned: who pins does it the other way round."""
+    with suppress(FileExistsError):
+        platform.write_new(claim, b"")
+    try:
+        _require_unpinned(platform, run_folder, folder)
+    except PurgeRefused:
+        platform.unlink(claim)
+        raise
+
+
+def _require_unpinned(platform: Platform, run_folder: str, folder: str) -> None:
+    if folder in pins(platform, run_folder):
+        raise _refused(folder, "it is pinned")
 
 
 def _mark(platform: Platform, stone: str, action: Action) -> None:
     """Write the tombstone; one that is there already keeps its time, unless it is damaged and so never counted."""
-    data = msgspec.json.encode(Tombstone(action.folder, platform.wall_s(), action.reason))
+    data = msgspec.json.encode(Tombstone(action.folder, platform.wall_s(), action.reason, action.asked))
     folder = stone.rpartition("/")[0]
     platform.mkdir(folder)
     try:
@@ -108,7 +137,10 @@ def _require_grace(platform: Platform, stone: str, folder: str, grace_s: float) 
 
 def _require_restorable(platform: Platform, run_folder: str, folder: str, verified: set[int]) -> None:
     """The checkpoint that restore would read is another one, and whole: raises PurgeRefused, CheckpointUnreadable."""
-    point = CommitLog(platform, f"{run_folder}/commits").restore_point()
+    log = CommitLog(platform, f"{run_folder}/commits")
+    point, asked = log.restore_point(), wished(platform, run_folder, log)
+    if asked is not None and asked.folder == folder:
+        raise _refused(folder, "the next attempt was asked to begin from it")
     if point is None or point.folder == folder:
         raise _refused(folder, "restore would read it now" if point else "no other checkpoint is published")
     if point.number in verified:

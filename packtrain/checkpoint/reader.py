@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from packtrain.checkpoint import format as fmt
+from packtrain.checkpoint.asked import pins
 from packtrain.checkpoint.blocks import Block, Blocks, as_damaged, as_unreadable, read_stored
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import Box, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
@@ -91,7 +92,7 @@ class Checkpoint:
         placed, table = stored
         dtype = fmt.DTYPES[placed.dtype][1]
         try:
-            for slab, at in _slabs(placed.box, common, dtype.itemsize):
+            for slab, at in slabs(placed.box, common, dtype.itemsize):
                 start = placed.offset + at
                 raw = self._blocks.span(table, start, start + fmt.volume(slab) * dtype.itemsize)
                 held = raw.view(dtype)
@@ -101,12 +102,15 @@ class Checkpoint:
         except CheckpointDamaged as error:
             raise as_damaged(f"tensor {placed.tensor}: {error.what}", error.where) from error
 
-    def verify(self) -> list[Damage]:
-        """Read every byte of every image; what is wrong, by file and tensor. Raises CheckpointUnreadable."""
-        with self._blocks.ahead((table, index) for table in self._tables for index in range(len(table.crc32c))):
-            return [damage for table in self._tables for damage in self._verify_part(table)]
+    def verify(self, told: Callable[[int], None] = lambda n_bytes: None) -> list[Damage]:
+        """Read every byte of every image; what is wrong, by file and tensor. Raises CheckpointUnreadable.
 
-    def _verify_part(self, table: PartTable) -> Iterator[Damage]:
+        `told` hears after each block how many bytes it had.
+        """
+        with self._blocks.ahead((table, index) for table in self._tables for index in range(len(table.crc32c))):
+            return [damage for table in self._tables for damage in self._verify_part(table, told)]
+
+    def _verify_part(self, table: PartTable, told: Callable[[int], None]) -> Iterator[Damage]:
         path, digest = f"{self.folder}/{table.file}", hashlib.sha256()
         damaged = False
         for index in range(len(table.crc32c)):
@@ -115,6 +119,7 @@ class Checkpoint:
             except CheckpointDamaged as error:
                 damaged = True
                 yield Damage(table.file, _touched(table, index), error.what)
+            told(min(table.block_bytes, table.bytes - index * table.block_bytes))
         try:
             size = self._platform.size(path)
         except FileNotFoundError as error:
@@ -151,13 +156,15 @@ def open_restore(platform: Platform, run_folder: str, number: int, digest: str) 
     return open_checkpoint(platform, run_folder, commit)
 
 
-def verify_commit(platform: Platform, run_folder: str, commit: Commit) -> list[Damage]:
-    """All damage of one published checkpoint, that which keeps it from being opened included.
+def verify_commit(
+    platform: Platform, run_folder: str, commit: Commit, told: Callable[[int], None] = lambda n_bytes: None
+) -> list[Damage]:
+    """All damage of one published checkpoint, that which keeps it from being opened included; `told` as in `verify`.
 
     Raises CheckpointUnreadable: a disk that refuses is no damage.
     """
     try:
-        return open_checkpoint(platform, run_folder, commit).verify()
+        return open_checkpoint(platform, run_folder, commit).verify(told)
     except (CheckpointDamaged, FormatUnknown) as error:
         return [Damage(error.where.rpartition("/")[2], ("*",), error.what)]
 
@@ -170,8 +177,16 @@ def checkpoint_folder(run_folder: str, commit: Commit) -> str:
     return f"{run_folder}/checkpoints/{commit.folder}"
 
 
+def checkpoint_bytes(platform: Platform, run_folder: str, commit: Commit) -> int:
+    """Of all its images, for showing progress; 0 where the manifest cannot tell."""
+    try:
+        return sum(part.bytes for part in _read_manifest(platform, checkpoint_folder(run_folder, commit), commit).parts)
+    except (CheckpointDamaged, FormatUnknown):
+        return 0
+
+
 def survey(platform: Platform, run_folder: str) -> Survey:
-    """What retention decides from: the log, the folders with their ages, the tombstones. The one place that lists."""
+    """What retention decides from: log, folders with their ages, tombstones, pins. The one place that lists folders."""
     now_s = platform.wall_s()
     ages: dict[str, float] = {}
     for name, path in _entries(platform, f"{run_folder}/checkpoints"):
@@ -179,7 +194,10 @@ def survey(platform: Platform, run_folder: str) -> Survey:
             with suppress(FileNotFoundError):  # purged since it was listed
                 ages[name] = now_s - platform.modified_s(path)
     commits = CommitLog(platform, f"{run_folder}/commits").all()
-    return Survey(commits=tuple(commits), tombstones=_tombstones(platform, run_folder), ages_s=ages, now_s=now_s)
+    return Survey(
+        commits=tuple(commits), tombstones=_tombstones(platform, run_folder), ages_s=ages, now_s=now_s,
+        pinned=frozenset(pins(platform, run_folder)),
+    )
 
 
 def _tombstones(platform: Platform, run_folder: str) -> dict[str, Tombstone]:
@@ -220,7 +238,7 @@ def _read_table(platform: Platform, folder: str, entry: PartEntry, specs: dict[s
     return table
 
 
-def _slabs(
+def slabs(
     stored: Box, common: Box, item_bytes: int, slab_bytes: int = SLAB_BYTES
 ) -> Iterator[tuple[Box, int]]:
     """Cut the part of `stored` that holds `common` into contiguous slabs of at most `slab_bytes` (or one element).
@@ -252,7 +270,7 @@ def _blocks_of(stored: _Stored, common: Box) -> Iterator[Block]:
     """What `_copy` asks for, in its order."""
     placed, table = stored
     item_bytes = fmt.DTYPES[placed.dtype][1].itemsize
-    for slab, at in _slabs(placed.box, common, item_bytes):
+    for slab, at in slabs(placed.box, common, item_bytes):
         first = placed.offset + at
         last = first + fmt.volume(slab) * item_bytes - 1
         for index in range(first // table.block_bytes, last // table.block_bytes + 1):

@@ -2,6 +2,7 @@
 
 A folder goes in two steps: a tombstone first, and a purge only `grace_s` later. Never planned for either: what restore
 would read now, the `keep_last` saves of the lineage (at least one), each `keep_every_steps`-th, and what is pinned.
+A person may mark what is kept for its number alone (`asked`); the floor, which is the last ones and the pinned, not.
 A tombstoned folder that is kept again (a rollback leads to it, say) loses its tombstone and with it the time
 already served. Uncommitted folders count as debris when a later attempt has begun and `debris_s` have passed.
 """
@@ -27,6 +28,8 @@ class Tombstone(msgspec.Struct, frozen=True):
     written_s: float
     """Wall clock: a grace period spans reboots."""
     reason: str
+    asked: bool = False
+    """A person marked it."""
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +41,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     ages_s: Mapping[str, float]
     """Checkpoint folders present, with seconds since they last changed."""
     now_s: float
+    pinned: Collection[str] = frozenset()
+    """Folders."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -46,23 +51,26 @@ class Action(msgspec.Struct, frozen=True):
     action: Literal["tombstone", "purge", "lift"]
     folder: str
     reason: str
+    asked: bool = False
 
 
-def plan(survey: Survey, config: CheckpointConfig, pinned: Collection[str] = ()) -> list[Action]:
-    """What to do now, in the order of folder names. `pinned`: folders.
+def plan(survey: Survey, config: CheckpointConfig) -> list[Action]:
+    """What to do now, in the order of folder names.
 
     A tombstone from the future (the clock was set back) has served no time. An empty log plans nothing.
     """
     if not survey.commits:
         return []
-    kept = kept_folders(survey.commits, config) | set(pinned)
+    floor = floor_folders(survey, config)
+    kept = floor | kept_folders(survey.commits, config)
     published = {commit.folder for commit in survey.commits if commit.kind == "save"}
     attempt = survey.commits[-1].attempt
     actions: list[Action] = []
     for folder in sorted(survey.ages_s):
         stone = survey.tombstones.get(folder)
         reason = _reason(folder, published, attempt, survey.ages_s[folder], config)
-        if folder in kept or reason is None:
+        dropped = stone is not None and stone.asked and folder not in floor
+        if (folder in kept and not dropped) or reason is None:
             if stone is not None:
                 actions.append(Action("lift", folder, "kept again"))
         elif stone is None:
@@ -81,6 +89,24 @@ def kept_folders(commits: tuple[Commit, ...], config: CheckpointConfig) -> set[s
     return kept
 
 
+def floor_folders(survey: Survey, config: CheckpointConfig) -> set[str]:
+    """What nobody may mark: the last saves of the lineage, and what is pinned."""
+    saves = [commit for commit in lineage_of(survey.commits) if commit.kind == "save"]
+    return {commit.folder for commit in saves[: config.keep_last]} | set(survey.pinned)
+
+
+def why_kept(survey: Survey, config: CheckpointConfig, folder: str) -> str | None:
+    """Why a person cannot mark a published folder, in words; None: that is allowed."""
+    lineage = [commit.folder for commit in lineage_of(survey.commits) if commit.kind == "save"]
+    if folder in survey.pinned:
+        return "it is pinned"
+    if folder in lineage[:1]:
+        return "a restart would read it"
+    if folder in lineage[: config.keep_last]:
+        return f"it is one of the last {config.keep_last} saves (checkpoint.keep_last)"
+    return None
+
+
 def lineage_of(commits: tuple[Commit, ...]) -> list[Commit]:
     """The last record and its ancestors, latest first."""
     found: list[Commit] = []
@@ -95,6 +121,11 @@ def lineage_of(commits: tuple[Commit, ...]) -> list[Commit]:
 
 def tombstone_name(folder: str) -> str:
     return f"{folder}.json"
+
+
+def purging_name(folder: str) -> str:
+    """Beside the tombstone, while a purge of the folder is under way."""
+    return f"{folder}.purging"
 
 
 def parse_tombstone(data: bytes) -> Tombstone | None:

@@ -1,18 +1,19 @@
-"""Progress of stages with a known length, for `packtrain data build`: bars on a terminal, lines elsewhere."""
+"""Progress of stages with a known length: bars on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from packtrain.core.units import count_text
 
 
 class Bars:
-    """Progress of named stages of known length, for `data build`."""
+    """Progress of named stages of known length. `text`: how an amount is written."""
 
-    def __init__(self, out: Any = None) -> None:
-        self._out = out or sys.stdout
+    def __init__(self, out: Any = None, text: Callable[[float], str] = count_text) -> None:
+        self._out, self._text = out or sys.stdout, text
         self._stage = ""
         self._tenth = -1
         self._bars: Any = None
@@ -42,12 +43,12 @@ class Bars:
             return
         if stage not in self._tasks:
             self._tasks[stage] = self._bars.add_task(stage, total=total or None, done="")
-        self._bars.update(self._tasks[stage], completed=done, total=total or None, done=count_text(done))
+        self._bars.update(self._tasks[stage], completed=done, total=total or None, done=self._text(done))
 
     def _plain(self, stage: str, done: int, total: int) -> None:
         """A line for each tenth of a stage."""
         tenth = 10 * done // total if total else 0
         if (done or total) and (stage, tenth) != (self._stage, self._tenth):
             self._stage, self._tenth = stage, tenth
-            of = f" of {count_text(total)}" if total else ""
-            print(f"{stage}: {count_text(done)}{of}", file=self._out, flush=True)
+            of = f" of {self._text(total)}" if total else ""
+            print(f"{stage}: {self._text(done)}{of}", file=self._out, flush=True)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from packtrain.checkpoint.asked import wished
+from packtrain.checkpoint.commits import CommitLog
 from packtrain.cli import folders, spec
 from packtrain.cli.ending import complain
 from packtrain.cli.progress import watching
@@ -127,9 +129,12 @@ def usable(folder: str) -> Iterator[None]:
 
 
 def finished(platform: Platform, run: Run, profile_steps: int = 0) -> bool:
-    """Whether the run is done already; says so, and that nothing is traced where that was asked for."""
+    """Whether the run is done already; says so, and that nothing is traced where that was asked for.
+
+    A run that somebody asked to go back (`packtrain ckpt restore`) is not done.
+    """
     facts = gather(platform, run.folder).facts
-    if facts.done is None:
+    if facts.done is None or wished(platform, run.folder, CommitLog(platform, f"{run.folder}/commits")) is not None:
         return False
     print(f"run {run.name!r} is finished, at step {facts.done.step}; --new starts another")
     if profile_steps:

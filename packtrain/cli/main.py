@@ -14,7 +14,7 @@ from packtrain.core.errors import EXIT_AGAIN, INTERRUPTED
 try:
     import typer
 
-    from packtrain.cli import data, doctor, export, first_light, report, runs, sample, shape, train
+    from packtrain.cli import ckpt, data, doctor, export, first_light, report, runs, sample, shape, train
     from packtrain.cli.ending import end
 except KeyboardInterrupt:  # importing is most of a command's first second, and `end` is not there yet
     print(INTERRUPTED, file=sys.stderr, flush=True)
@@ -50,6 +50,7 @@ app.command("sample")(sample.sample)
 app.command("export")(export.export)
 app.command("shape")(shape.shape)
 app.add_typer(data.app, name="data")
+app.add_typer(ckpt.app, name="ckpt")
 app.command("doctor")(doctor.doctor)
 app.command("runs")(runs.runs)
 app.command("report")(report.report)

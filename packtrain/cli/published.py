@@ -1,12 +1,22 @@
-"""Which of a run's published steps a person means."""
+"""Which of a run's published saves a person means."""
 
 from __future__ import annotations
 
+import re
+
+from packtrain.checkpoint.asked import next_restored
 from packtrain.checkpoint.commits import Commit, CommitLog
-from packtrain.core.errors import RunMissing
+from packtrain.core.errors import RunMissing, UsageError
 from packtrain.core.platform import Platform
 
 NAMED_MAX = 8
+
+
+def log_of(platform: Platform, folder: str) -> CommitLog:
+    """Raises RunMissing where no attempt ever began: there is no log, which is no damage."""
+    if not platform.is_dir(f"{folder}/commits"):
+        raise _none(folder)
+    return CommitLog(platform, f"{folder}/commits")
 
 
 def commit_of(platform: Platform, folder: str, step: int | None) -> Commit:
@@ -15,14 +25,60 @@ def commit_of(platform: Platform, folder: str, step: int | None) -> Commit:
     A step that retention took away is not there: its record is, but not its folder.
     """
     log = CommitLog(platform, f"{folder}/commits")
-    saves = [
-        commit for commit in log.lineage(log.head())
-        if commit.kind == "save" and platform.is_dir(f"{folder}/checkpoints/{commit.folder}")
-    ]
+    saves = [commit for commit in log.lineage(log.head()) if _is_there(platform, folder, commit)]
     if not saves:
-        raise RunMissing("this run has published no checkpoint yet", where=folder, fix="let it train until a save")
+        raise _none(folder)
     found = next((commit for commit in saves if step in (None, commit.step)), None)
     if found is None:
-        there = ", ".join(str(commit.step) for commit in saves[:NAMED_MAX])
-        raise RunMissing(f"there is no checkpoint of step {step}", where=folder, fix=f"there are steps {there}")
+        raise _missing(f"there is no checkpoint of step {step}", folder, saves)
     return found
+
+
+def named(platform: Platform, folder: str, word: str | None) -> Commit:
+    """The save that a person means: None, the one that the next attempt begins from; a step, on the lineage or, where
+    only one has it, off it; `commit:N`; or a checkpoint folder. Raises RunMissing, UsageError."""
+    log, saves = log_of(platform, folder), present(platform, folder)
+    lineage = {commit.number for commit in log.follow(log.head())}
+    saves.sort(key=lambda commit: (commit.number in lineage, commit.number), reverse=True)
+    restored = next_restored(platform, folder, log) if word is None else None
+    found = [commit for commit in saves if commit == restored or (word is not None and _fits(commit, word))]
+    if not found:
+        raise _missing(f"there is no checkpoint {word or 'to restore'}", folder, saves)
+    if len(found) > 1 and found[0].number not in lineage:
+        names = ", ".join(f"commit:{commit.number}" for commit in found)
+        raise UsageError(f"several attempts saved step {word}, all rolled back", where=folder, fix=f"name one: {names}")
+    return found[0]
+
+
+def present(platform: Platform, folder: str) -> list[Commit]:
+    """Every published save whose folder is there, oldest first. Raises RunMissing where there is none."""
+    saves = [commit for commit in log_of(platform, folder).all() if _is_there(platform, folder, commit)]
+    if not saves:
+        raise _none(folder)
+    return saves
+
+
+def run_and_word(text: str) -> tuple[str, str | None]:
+    """`RUN@STEP` -> (RUN, STEP); `RUN` -> (RUN, None)."""
+    run, at, word = text.rpartition("@")
+    return (run, word) if at else (text, None)
+
+
+def _fits(commit: Commit, word: str) -> bool:
+    number = re.fullmatch(r"(commit:)?([0-9]{1,18})", word)
+    if number is None:
+        return commit.folder == word
+    return (commit.number if number[1] else commit.step) == int(number[2])
+
+
+def _is_there(platform: Platform, folder: str, commit: Commit) -> bool:
+    return commit.kind == "save" and platform.is_dir(f"{folder}/checkpoints/{commit.folder}")
+
+
+def _none(folder: str) -> RunMissing:
+    return RunMissing("this run has published no checkpoint yet", where=folder, fix="let it train until a save")
+
+
+def _missing(what: str, folder: str, saves: list[Commit]) -> RunMissing:
+    there = ", ".join(str(commit.step) for commit in saves[:NAMED_MAX])
+    return RunMissing(what, where=folder, fix=f"there are steps {there}")

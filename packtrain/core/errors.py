@@ -197,6 +197,24 @@ class PurgeRefused(AgainError):
     name = "checkpoint.purge_refused"
 
 
+class CheckpointGone(ConfigError):
+    """A checkpoint that was named is deleted, or is being deleted."""
+
+    name = "checkpoint.gone"
+
+
+class CheckpointKept(ConfigError):
+    """A checkpoint that a person wants to let go of, and that must stay."""
+
+    name = "checkpoint.kept"
+
+
+class DamageFound(ConfigError):
+    """What `packtrain ckpt verify` was asked to look at is not whole."""
+
+    name = "checkpoint.damage_found"
+
+
 class CarrierLost(AgainError):
     """The process that carries checkpoints away ended, hung or cannot be reached."""
 

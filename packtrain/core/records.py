@@ -180,6 +180,8 @@ class SaveDone(Record, tag="save"):
 class TrainingDone(Record, tag="training_done"):
     step: int
     updates_skipped: int
+    attempt: int = 0
+    """Which one finished: a later one that begins (somebody went back) makes the run unfinished. 0: not told."""
 
 
 AnyRecord = (

@@ -86,6 +86,8 @@ class Facts:
         record = entry.record
         if isinstance(record, AttemptBegan):
             self.attempts.append(Attempt(record.attempt, record.restore_step, entry.boot, entry.ns, entry.ns))
+            if self.done is not None and self._is_over(self.done):
+                self.done = None
         attempt = self.attempts[-1] if self.attempts else None
         if attempt is not None:
             attempt.seen(entry)
@@ -104,7 +106,7 @@ class Facts:
                     attempt.step = record.step
             case RecordsLost():
                 self.records_lost += record.count
-            case TrainingDone():
+            case TrainingDone() if not self._is_over(record):
                 self.done = record
             case _:
                 self._keep(record)
@@ -129,6 +131,10 @@ class Facts:
                 self.verdicts.append(record)
             case RetentionDone():
                 self.retained.append(record)
+
+    def _is_over(self, done: TrainingDone) -> bool:
+        """Whether a later attempt began than the one that finished; writers' records come in any order."""
+        return done.attempt > 0 and any(attempt.attempt > done.attempt for attempt in self.attempts)
 
     def _attempt(self, number: int) -> Attempt | None:
         return next((attempt for attempt in reversed(self.attempts) if attempt.attempt == number), None)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+from packtrain.checkpoint.asked import wished
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.reader import open_checkpoint
@@ -166,7 +167,7 @@ def held(job: Job, platform: Platform) -> Iterator[None]:
         raise unusable("the run cannot be held", error, path) from error
     if lock is None:
         raise RunHeld(
-            f"run {job.name!r} is held by {_holder(platform, path)}", where=job.run_folder,
+            f"run {job.name!r} is held by {holder_text(platform, path)}", where=job.run_folder,
             fix="wait for it, stop it with Ctrl-C or SIGTERM, or start another run with --new",
         )
     try:
@@ -182,7 +183,8 @@ def unusable(what: str, error: OSError, where: str) -> RunUnusable:
     )
 
 
-def _holder(platform: Platform, path: str) -> str:
+def holder_text(platform: Platform, path: str) -> str:
+    """Who holds a run, in words, from the note in its holder file."""
     try:
         note = platform.read_json(path)
         return f"job {note['job']!r}: process {note['pid']} on {note['node']}, since {note['since']}"
@@ -350,7 +352,7 @@ class Foreground:
     def _commit_and_start(self, back: int) -> None:
         """In this order: from the commit on no earlier attempt can publish, whatever is still alive of it."""
         platform, job = self._platform, self._job
-        parent = self._further_back(back) if back else None
+        parent = self._further_back(back) if back else self._asked_for()
         begin = self._log.begin(parent, writers=(WRITER,), node=platform.node())
         restored = self._log.restore_point()
         logs = f"{job.run_folder}/logs/{begin.attempt:04d}"
@@ -365,6 +367,11 @@ class Foreground:
         self._attempt = Attempt(begin, worker, carrier, f"{logs}/0.log")
         rolled_back_to = restored.step if parent is not None and restored is not None else None
         self._happened(one_node.Began(ns=platform.boot_ns(), step=rolled_back_to))
+
+    def _asked_for(self) -> int | None:
+        """Number of the save that a person asked the next attempt to begin from; None: nobody did."""
+        asked = wished(self._platform, self._job.run_folder, self._log)
+        return asked.number if asked is not None else None
 
     def _further_back(self, back: int) -> int | None:
         """Number of the first save that opens, `back` or more before the one the log leads to; None: go back to none.

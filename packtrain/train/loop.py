@@ -197,7 +197,8 @@ class Loop:
         self._evaluate(final=True)
         if parts.speaks:
             skipped = int(jax.device_get(self.state.updates_skipped))
-            parts.journal.write(TrainingDone(step=self.index, updates_skipped=skipped), durable=True)
+            done = TrainingDone(step=self.index, updates_skipped=skipped, attempt=parts.attempt)
+            parts.journal.write(done, durable=True)
 
     # --- calls and verdicts ------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from packtrain.checkpoint.asked import next_restored, wished
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.core import contract
 from packtrain.core.contract import Beats, Place, Restore
@@ -135,7 +136,7 @@ def _begin(platform: Platform, run: str, fresh: bool) -> tuple[Commit, Restore |
     """Commit an attempt of our own; from then on no earlier one can publish."""
     log = CommitLog(platform, f"{run}/commits")
     log.probe()
-    point = log.restore_point()
+    asked, point = wished(platform, run, log), next_restored(platform, run, log)
     if point is None and not fresh:
         raise NeitherRestoreNorFresh(
             "this run has published no checkpoint, and nothing starts from random by accident", where=run,
@@ -146,7 +147,7 @@ def _begin(platform: Platform, run: str, fresh: bool) -> tuple[Commit, Restore |
             f"--fresh was given, but this run has published step {point.step}", where=run,
             fix="leave out --fresh to go on from there, or make another run",
         )
-    begin = log.begin(None, (writer_name(0),), platform.node())
+    begin = log.begin(asked.number if asked else None, (writer_name(0),), platform.node())
     return begin, Restore(point.number, point.digest) if point else None
 
 

@@ -96,7 +96,7 @@ def test_slabs_cover_what_is_wanted(rows, columns, slab_bytes, data):
     if any(a == b for a, b in common):
         return
     seen = np.zeros((60, 10, 3), int)
-    for slab, at in reader._slabs(stored, common, 4, slab_bytes):
+    for slab, at in reader.slabs(stored, common, 4, slab_bytes):
         assert 4 * fmt.volume(slab) <= slab_bytes
         first = [a - origin for (a, _), (origin, _) in zip(slab, stored, strict=True)]
         assert at == 4 * int(np.ravel_multi_index(first, (rows, columns, 3)))

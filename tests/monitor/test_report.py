@@ -181,6 +181,18 @@ def test_state_of_a_run(asked: bool, exit_code: int | None, state: str) -> None:
     assert fold(told(*first, began[1], *([order] if asked else []), *ended)).state == state
 
 
+def test_a_run_that_goes_back_is_not_done() -> None:
+    """A finished run is done until a later attempt than the one that finished begins, in whatever order that is read;
+    an older record, which tells of no attempt, stays."""
+    done = (20.0, TrainingDone(step=9, updates_skipped=0, attempt=1))
+    began = [(n * 10.0, AttemptBegan(attempt=n, commit=n, parent=0, restore_step=-1)) for n in (1, 2, 3)]
+    assert fold(told(began[0], done)).state == "done"
+    assert fold(told(began[0], done, began[1])).done is None and fold(told(*began[:2], done)).state == "running"
+    again = (40.0, TrainingDone(step=9, updates_skipped=0, attempt=2))
+    assert fold(told(began[0], done, began[1], again)).done == again[1]
+    assert fold(told(began[0], (20.0, TrainingDone(step=9, updates_skipped=0)), began[1])).done is not None
+
+
 def test_an_attempt_before_another_is_cut_off() -> None:
     """Without a written end an attempt may be running only while none began after it."""
     began = [(n * 10.0, AttemptBegan(attempt=n, commit=n, parent=0, restore_step=-1)) for n in (1, 2)]

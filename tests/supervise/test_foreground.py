@@ -8,6 +8,8 @@ import signal
 
 import pytest
 
+from packtrain.checkpoint import asked
+from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import AttemptBegan, AttemptEnded, ErrorSeen, OrderGiven, RetentionDone, RunCreated
 from tests.supervise.runs import (
     drive,
@@ -86,6 +88,17 @@ def test_a_crash_is_restarted(folder: pathlib.Path) -> None:
     assert first.exit_code == 1 and "ValueError: planted" in first.reason and second.exit_code == 0
     assert [began.restore_step for began in records(folder, AttemptBegan)] == [-1, 10]
     assert [error.name for error in records(folder, ErrorSeen)] == ["run.worker_crashed"]
+
+
+def test_a_run_begins_where_it_was_asked_to(folder: pathlib.Path) -> None:
+    """After `ckpt restore` the next attempt begins from that save, once; a crash later goes on from its own saves."""
+    toy = {"steps": 30, "save_every": 10, "wait": True}
+    assert drive(folder, toy) == (0, "")
+    first = next(commit for commit in log(folder).all() if commit.kind == "save")
+    asked.wish(LocalPlatform(), str(folder), first, log(folder).head())
+    assert drive(folder, toy | {"step_s": 0.02, "fail": {"2": [25, "crash"]}}) == (0, "")
+    assert saved_state(folder) == expected(30)
+    assert [began.restore_step for began in records(folder, AttemptBegan)] == [-1, 10, 20]
 
 
 def test_a_crash_loop_ends(folder: pathlib.Path) -> None:

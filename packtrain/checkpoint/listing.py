@@ -1,0 +1,68 @@
+"""What `packtrain ckpt ls` shows: every checkpoint folder of a run and how it stands. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.format import parse_folder
+from packtrain.checkpoint.retention import Survey, lineage_of
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """One folder, or a published save whose folder is gone."""
+
+    step: int
+    attempt: int
+    commit: int
+    """0: never published."""
+    folder: str
+    present: bool
+    age_s: float
+    """Since it last changed; 0 where it is gone."""
+    lineage: bool
+    """Published, and not rolled back."""
+    next: bool
+    """The next attempt begins from it."""
+    pinned: bool
+    purge_in_s: float | None
+    """Until it may be purged; None: it has no tombstone."""
+    purged: bool
+    """Gone as retention had announced; what is gone otherwise was taken by somebody else."""
+
+    def words(self) -> str:
+        """How it stands, for people who know the purge time from elsewhere."""
+        said = [
+            "restored next" if self.next else "", "pinned" if self.pinned else "",
+            "uncommitted" if not self.commit else "rolled back" if not self.lineage else "",
+            "" if self.present else "purged" if self.purged else "GONE",
+        ]
+        return ", ".join(word for word in said if word)
+
+
+def listing(survey: Survey, config: CheckpointConfig, restored: Commit | None) -> list[Listed]:
+    """By step and attempt. `restored`: what the next attempt begins from (`asked.next_restored`)."""
+    lineage = {commit.number for commit in lineage_of(survey.commits)}
+    saves = {commit.folder: commit for commit in survey.commits if commit.kind == "save"}
+    found = [
+        _listed(folder, saves.get(folder), survey, config, lineage, restored)
+        for folder in dict.fromkeys([*saves, *survey.ages_s])
+    ]
+    return sorted(found, key=lambda one: (one.step, one.attempt, one.folder))
+
+
+def _listed(
+    folder: str, commit: Commit | None, survey: Survey, config: CheckpointConfig, lineage: set[int],
+    restored: Commit | None,
+) -> Listed:
+    name = parse_folder(folder)
+    step, attempt = (commit.step, commit.attempt) if commit else (name.step, name.attempt) if name else (0, 0)
+    stone, present = survey.tombstones.get(folder), folder in survey.ages_s
+    left_s = None if stone is None else max(0.0, config.grace_s - (survey.now_s - stone.written_s))
+    return Listed(
+        step=step, attempt=attempt, commit=commit.number if commit else 0, folder=folder, present=present,
+        age_s=survey.ages_s.get(folder, 0.0), lineage=commit is not None and commit.number in lineage,
+        next=restored is not None and restored.folder == folder, pinned=folder in survey.pinned,
+        purge_in_s=left_s if present else None, purged=not present and stone is not None,
+    )

@@ -1,0 +1,225 @@
+"""The verbs of `packtrain ckpt`, in this process, on a run whose saves were made by hand: no trainer, no JAX."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from packtrain.checkpoint.commits import CommitLog
+from packtrain.core.fake import FakeDisk, FakePlatform
+from packtrain.core.platform import LocalPlatform
+from tests.checkpoint import foreign
+from tests.checkpoint.worlds import RUN, WRITER, make_run, publish_small
+from tests.cli.home import call, said, script
+
+SPEC = "recipe = 'first-light'\n[checkpoint]\nkeep_last = 2\ngrace_s = 3600.0\n"
+
+
+@pytest.fixture
+def run(home: pathlib.Path) -> pathlib.Path:
+    """Run `mine`: attempt 1 saved 10, 20, 30 and 40; attempt 2 began from 20 and saved 30 and 40 again."""
+    platform = FakePlatform(FakeDisk(), "a")
+    log = make_run(platform)
+    log.begin(0, (WRITER,), "node")
+    first = [publish_small(platform, log, 1, step) for step in (10, 20, 30, 40)]
+    log.begin(first[1].number, (WRITER,), "node")
+    for step in (30, 40):
+        publish_small(platform, log, 2, step)
+    folder = home / "runs" / "mine"
+    folder.mkdir(parents=True)
+    foreign.copied(platform, RUN, folder)
+    (folder / "spec").mkdir()
+    (folder / "spec" / "0001.toml").write_text(SPEC)
+    return folder
+
+
+def folders(run: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_ls_tells_how_each_save_stands(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Saves on and off the lineage, the one restored next, sizes; as JSON the same."""
+    code, out, errors = said(capsys, "ckpt", "ls", "mine")
+    assert (code, errors) == (0, "")
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert [(row[0], row[1], row[2], " ".join(row[6:])) for row in rows] == [
+        ("10", "1", "2", ""), ("20", "1", "3", ""), ("30", "1", "4", "rolled back"), ("30", "2", "7", ""),
+        ("40", "1", "5", "rolled back"), ("40", "2", "8", "restored next"),
+    ]
+    told = json.loads(said(capsys, "ckpt", "ls", "mine", "--json")[1])
+    assert [one["step"] for one in told if one["next"]] == [40]
+    size = sum(path.stat().st_size for path in (run / "checkpoints" / told[0]["folder"]).iterdir())
+    assert told[0]["bytes"] == size and told[0]["lineage"] and not told[2]["lineage"]
+
+
+def test_ls_tells_of_debris_and_of_what_was_taken(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that no record names is uncommitted; a save that is gone without a tombstone is said to be gone."""
+    (run / "checkpoints" / "step-00000050.a0002.t1").mkdir()
+    (run / "checkpoints" / "step-00000010.a0001.t1").rename(run / "elsewhere")
+    code, out, _ = said(capsys, "ckpt", "ls", "mine")
+    lines = out.splitlines()
+    assert code == 0 and "uncommitted" in lines[7] and lines[1].endswith("GONE") and lines[8].startswith("GONE: ")
+
+
+@pytest.mark.parametrize(("word", "commit"), [
+    (None, 8), ("40", 8), ("30", 7), ("20", 3), ("commit:4", 4), ("step-00000040.a0001.t1", 5),
+])
+def test_show(word: str | None, commit: int, run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step means the one on the lineage, commit:N and a folder any; the manifest, tensors and parts are told."""
+    names = [word] if word else []
+    code, out, errors = said(capsys, "ckpt", "show", "mine", *names, "--tensors")
+    assert code == 0 and f"commit {commit}\n" in out, errors
+    assert "seed: 7" in out and "guard: {'mean': 0.1}" in out and "2 tensors (6 bfloat16, 1 int32)" in out
+    assert "w       bfloat16  3x2     d0 d1  12 B" in out and "step    int32     scalar         4 B" in out
+    told = json.loads(said(capsys, "ckpt", "show", "mine", *names, "--json")[1])
+    assert told["commit"]["number"] == commit and told["manifest"]["tensors"][0]["dims"] == ["d0", "d1"]
+
+
+def test_verify_names_tensor_and_file(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole checkpoints end in 0; a flipped byte in 78 with its tensors and file on stdout, the others still looked
+    at; progress goes to stderr, so that stdout is JSON where that was asked for."""
+    assert said(capsys, "ckpt", "verify", "mine")[:2] == (0, "step 40 (commit 8): whole\n")
+    code, out, errors = said(capsys, "ckpt", "verify", "mine", "--all")
+    assert code == 0 and out.count("whole") == 6 and "step 10: " in errors
+    image = run / "checkpoints" / "step-00000030.a0002.t1" / "part-r00000.safetensors"
+    data = bytearray(image.read_bytes())
+    data[-1] ^= 1
+    image.write_bytes(data)
+    code, out, errors = said(capsys, "ckpt", "verify", "mine", "--all")
+    assert code == 78 and out.count("whole") == 5 and "[checkpoint.damage_found]" in errors
+    (line,) = [line for line in out.splitlines() if "DAMAGED" in line]
+    assert line.startswith("step 30 (commit 7): DAMAGED part-r00000.safetensors: w, step: ") and "crc32c" in line
+    code, out, _ = said(capsys, "ckpt", "verify", "mine", "30", "--json")
+    (told,) = json.loads(out)
+    assert code == 78 and not told["whole"] and told["damage"][0]["tensors"] == ["w", "step"]
+
+
+def test_diff(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint is equal to itself; two differ by tensor with figures; both exit 0."""
+    code, out, _ = said(capsys, "ckpt", "diff", "mine", "mine@40")
+    assert (code, out) == (0, "equal: all 2 tensors, bit for bit\n")
+    code, out, _ = said(capsys, "ckpt", "diff", "mine@10", f"{run}@commit:5")
+    assert code == 0 and "6 of 6" in out and "0 of 2 tensors are equal" in out
+    told = json.loads(said(capsys, "ckpt", "diff", "mine@10", "mine@20", "--json")[1])
+    assert [(one["name"], one["state"]) for one in told] == [("w", "differs"), ("step", "differs")]
+    assert told[1]["max_abs"] > 0
+
+
+def test_pin_and_unpin(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pinned save is shown as that and cannot be tombstoned; a pin takes a tombstone away; unpinning is told."""
+    assert said(capsys, "ckpt", "tombstone", "mine", "10", "--yes")[0] == 0
+    assert "tombstoned, purged in 1h00m" in said(capsys, "ckpt", "ls", "mine")[1]
+    code, out, _ = said(capsys, "ckpt", "pin", "mine", "10", "--reason", "the paper")
+    assert code == 0 and "its tombstone is gone" in out
+    assert " pinned" in said(capsys, "ckpt", "ls", "mine")[1].splitlines()[1]
+    code, _, errors = said(capsys, "ckpt", "tombstone", "mine", "10", "--yes")
+    assert code == 78 and "[checkpoint.kept] step 10 stays: it is pinned" in errors
+    assert "unpinned: step 10" in said(capsys, "ckpt", "unpin", "mine", "10")[1]
+    assert "was not pinned" in said(capsys, "ckpt", "unpin", "mine", "10")[1]
+    assert said(capsys, "ckpt", "ls", "mine")[1].splitlines()[1].split()[-1] != "pinned"
+
+
+@pytest.mark.parametrize(("word", "why"), [("40", "a restart would read it"), ("30", "one of the last 2 saves")])
+def test_tombstone_refuses_the_floor(
+    word: str, why: str, run: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a restart would read, and the last ones of the lineage, are refused with the reason, and nothing is
+    marked."""
+    code, _, errors = said(capsys, "ckpt", "tombstone", "mine", word, "--yes")
+    assert code == 78 and why in errors and not list((run / "tombstones").iterdir())
+
+
+def test_tombstone_asks(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nobody can be asked it wants --yes, and marks nothing; nothing is ever deleted by it."""
+    before = folders(run)
+    code, _, errors = said(capsys, "ckpt", "tombstone", "mine", "10")
+    assert code == 2 and "--yes" in errors and not list((run / "tombstones").iterdir())
+    assert call("ckpt", "tombstone", "mine", "10", "--yes") == 0 and folders(run) == before
+
+
+def test_restore_says_what_it_abandons(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next attempt begins from the step that was asked for; later saves are named; ls and show know it, and a save
+    that was asked for cannot be tombstoned."""
+    code, out, errors = said(capsys, "ckpt", "restore", "mine", "10")
+    assert code == 0 and "begins from step 10" in out, errors
+    assert "abandons 3 later save(s), up to step 40: 20, 30, 40" in out
+    assert said(capsys, "ckpt", "ls", "mine")[1].splitlines()[1].endswith("restored next")
+    assert "step 10, attempt 1" in said(capsys, "ckpt", "show", "mine")[1]
+    code, _, errors = said(capsys, "ckpt", "tombstone", "mine", "10", "--yes")
+    assert code == 78 and "was asked to begin from it" in errors
+    code, out, _ = said(capsys, "ckpt", "restore", "mine", "40")
+    assert code == 0 and "abandons" not in out
+
+
+def test_restore_is_refused_while_somebody_trains(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While another process holds the run, nothing is asked of it, and the message names that process."""
+    note = {"job": "mine", "pid": 4711, "node": "n1", "since": "noon"}
+    lock = LocalPlatform().lock(f"{run}/holder", json.dumps(note))
+    assert lock is not None
+    code, _, errors = said(capsys, "ckpt", "restore", "mine", "10")
+    lock.release()
+    assert code == 78 and "[run.held]" in errors and "process 4711 on n1" in errors
+    assert not (run / "restore.json").exists()
+    assert call("ckpt", "restore", "mine", "10") == 0
+
+
+def test_a_damaged_checkpoint_is_not_gone_back_to(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Restoring what does not open is refused, naming the file, and what was asked for before stands."""
+    (run / "checkpoints" / "step-00000010.a0001.t1" / "manifest.json").write_text("{}")
+    code, _, errors = said(capsys, "ckpt", "restore", "mine", "10")
+    assert code == 75 and "[checkpoint.damaged]" in errors and "manifest.json" in errors
+    assert not (run / "restore.json").exists()
+
+
+READ_ONLY = {"ls": [], "show": [], "verify": []}
+WITH_STEP = ["pin", "unpin", "tombstone", "restore"]
+
+
+@pytest.mark.parametrize("verb", [*READ_ONLY, *WITH_STEP, "diff"])
+def test_wrong_names_are_one_message(verb: str, run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run or a step that is not there ends in 78 with the nearest run or the steps there are."""
+    step = ["10"] if verb in WITH_STEP else ["mine"] if verb == "diff" else []
+    code, _, errors = said(capsys, "ckpt", verb, "mini", *step)
+    assert code == 78 and "did you mean mine?" in errors and "where:" in errors
+    if verb != "ls":
+        names = ["mine@99", "mine"] if verb == "diff" else ["mine", "99"]
+        code, _, errors = said(capsys, "ckpt", verb, *names)
+        assert code == 78 and "there is no checkpoint 99" in errors and "there are steps 40, 30, 20, 10" in errors
+
+
+@pytest.mark.parametrize("verb", [*READ_ONLY, *WITH_STEP])
+def test_a_damaged_log_is_one_message(verb: str, run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged record ends every verb with its file and a way out; a run that never began says that instead."""
+    step = ["10"] if verb in WITH_STEP else []
+    record = run / "commits" / f"{5:012d}"
+    record.write_text(record.read_text()[:-9])
+    code, _, errors = said(capsys, "ckpt", verb, "mine", *step)
+    assert code == 75 and "[commits.unknown] record 5 is damaged" in errors and str(record) in errors
+    (run / "commits").rename(run / "away")
+    code, _, errors = said(capsys, "ckpt", verb, "mine", *step)
+    assert code == 78 and "has published no checkpoint yet" in errors
+
+
+def test_a_rolled_back_step_of_two_attempts_wants_a_commit(
+    run: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step that only attempts off the lineage saved, more than one of them, is asked about by commit."""
+    CommitLog(LocalPlatform(), f"{run}/commits").begin(2, (WRITER,), "node")
+    code, _, errors = said(capsys, "ckpt", "show", "mine", "40")
+    assert code == 2 and "name one: commit:8, commit:5" in errors
+    assert said(capsys, "ckpt", "show", "mine", "20")[0] == 0
+
+
+def test_verbs_of_ckpt_load_no_framework(run: pathlib.Path, home: pathlib.Path) -> None:
+    """ls, show, verify and diff run without importing JAX, torch or the data extra; `ckpt` alone prints its help."""
+    words = [["ls", "mine"], ["show", "mine", "--tensors"], ["verify", "mine"], ["diff", "mine", "mine@10"], []]
+    program = (
+        "import sys; from tests.cli.home import call\n"
+        f"codes = [call('ckpt', *w) for w in {words!r}]\n"
+        "print([n for n in ('jax', 'torch', 'tokenizers', 'pyarrow') if n in sys.modules], codes)\n"
+    )
+    done = script(program, home)
+    assert done.stdout.splitlines()[-1] == "[] [0, 0, 0, 0, 2]", done.stderr
+    assert "  tombstone  Mark a checkpoint" in done.stderr
