@@ -110,7 +110,7 @@ def test_diff(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_pin_and_unpin(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A pinned save is shown as that and cannot be tombstoned; a pin takes a tombstone away; unpinning is told."""
     assert said(capsys, "ckpt", "tombstone", "mine", "10", "--yes")[0] == 0
-    assert "tombstoned, purged in 1h00m" in said(capsys, "ckpt", "ls", "mine")[1]
+    assert "tombstoned, purged in " in said(capsys, "ckpt", "ls", "mine")[1]
     code, out, _ = said(capsys, "ckpt", "pin", "mine", "10", "--reason", "the paper")
     assert code == 0 and "its tombstone is gone" in out
     assert " pinned" in said(capsys, "ckpt", "ls", "mine")[1].splitlines()[1]
