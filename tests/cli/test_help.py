@@ -10,12 +10,12 @@ from tests.cli.home import packtrain, script
 ALLOWED = {"packtrain", "typer", "click", "annotated_doc", "shellingham", "typing_extensions", "colorama"}
 """What typer itself needs, in any of its versions."""
 
-OURS = {
-    "packtrain", "packtrain.cli", "packtrain.cli.data", "packtrain.cli.doctor", "packtrain.cli.ending",
-    "packtrain.cli.export", "packtrain.cli.first_light", "packtrain.cli.main", "packtrain.cli.options",
-    "packtrain.cli.places", "packtrain.cli.report", "packtrain.cli.runs", "packtrain.cli.sample", "packtrain.cli.shape",
-    "packtrain.cli.train",
-    "packtrain.core", "packtrain.core.errors",
+OURS = {"packtrain", "packtrain.cli", "packtrain.core", "packtrain.core.errors"} | {
+    f"packtrain.cli.{name}" for name in (
+        "ckpt", "ckpt_copy", "ckpt_diff", "ckpt_import", "ckpt_keep", "ckpt_restore", "ckpt_show", "ckpt_verify",
+        "data", "doctor", "ending", "export", "first_light", "main", "options", "places", "report", "runs", "sample",
+        "shape", "train",
+    )
 }
 
 LIST = """

@@ -1,0 +1,99 @@
+"""`packtrain ckpt copy`: a published checkpoint in another place, whole or not at all."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+
+import pytest
+
+from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.reader import verify_commit
+from packtrain.cli.ckpt_copy import CopyBar
+from packtrain.core.platform import LocalPlatform
+from packtrain.core.transfer import Progress
+from tests.checkpoint.worlds import make_run, publish_small
+from tests.cli.home import said, start
+from tests.core.loopback import bad_server, hang
+
+
+@pytest.fixture
+def saves(home: pathlib.Path) -> list[Commit]:
+    """Run `mine` with steps 5 and 10 published."""
+    platform, folder = LocalPlatform(), home / "runs" / "mine"
+    log = make_run(platform, str(folder))
+    (folder / "spec").mkdir()
+    (folder / "spec" / "0001.toml").write_text("")
+    log.begin(None, ["r00000"], "a")
+    return [publish_small(platform, log, 1, step, str(folder)) for step in (5, 10)]
+
+
+def test_a_copy_is_made_and_verified(
+    home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last step, or the one named, is in the place afterwards and whole; the same command again sends nothing, and
+    mends what was damaged meanwhile."""
+    place = home / "place"
+    place.mkdir()
+    code, out, errors = said(capsys, "ckpt", "copy", "mine", "--to", str(place))
+    assert code == 0 and f"step 10 of mine is in {place}/checkpoints/{saves[1].folder}: " in out, errors
+    assert "copying: " in errors and "verified" in errors.splitlines()[-1]
+    assert verify_commit(LocalPlatform(), str(place), saves[1]) == []
+    assert said(capsys, "ckpt", "copy", "mine", "--to", f"file://{place}", "--step", "5", "--rate", "50MB/s")[0] == 0
+    assert verify_commit(LocalPlatform(), str(place), saves[0]) == []
+    assert "0 B sent" in said(capsys, "ckpt", "copy", "mine", "--to", str(place))[1]
+    image = next((place / "checkpoints" / saves[1].folder).glob("*.safetensors"))
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    assert "0 B sent" not in said(capsys, "ckpt", "copy", "mine", "--to", str(place))[1]
+    assert verify_commit(LocalPlatform(), str(place), saves[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["mine", "--to", "nowhere"], 75, "store.unreachable"), (["mine", "--to", "s3://"], 78, "config.bad_value"),
+        (["mine", "--to", "place", "--rate", "fast"], 2, "'fast' is no rate"), (["mine"], 2, "--to"),
+        (["mine", "--to", "place", "--step", "7"], 78, "there is no checkpoint 7"),
+        (["other", "--to", "x"], 78, "run.missing"),
+        (["mine", "--to", "s3://b", "--secret", "hunter2"], 78, "a secret is given by reference"),
+    ],
+)
+def test_mistakes(
+    words: list[str], code: int, says: str, home: pathlib.Path, saves: list[Commit],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A place that is not there, an address, rate, step or run that makes no sense: one message, no traceback, and a
+    secret is not repeated."""
+    monkeypatch.chdir(home)
+    ended, _, errors = said(capsys, "ckpt", "copy", *words)
+    assert ended == code and says in errors and "hunter2" not in errors and "Traceback" not in errors
+
+
+def test_ctrl_c_while_the_store_hangs(
+    home: pathlib.Path, saves: list[Commit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends a copy that waits for a store at once, with 75 and one line."""
+    monkeypatch.setenv("TEST_ID", "x")
+    monkeypatch.setenv("TEST_SECRET", "y")
+    with bad_server(hang) as server:
+        process = start(
+            home, "ckpt", "copy", "mine", "--to", "s3://bucket/x", "--endpoint", server.url, "--region", "r",
+            "--key-id", "env:TEST_ID", "--secret", "env:TEST_SECRET",
+        )
+        while not server.requests:
+            assert process.poll() is None
+            server.left.wait(0.02)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=20)
+    assert (process.returncode, out) == (75, "") and errors.count("\n") == 1 and "goes on" in errors
+
+
+def test_progress_tells_amount_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """Elsewhere than on a terminal a line comes for each tenth, with what is verified, the rate and what is left."""
+    with CopyBar() as bar:
+        for done in range(0, 1001, 10):
+            bar(Progress(done << 20, 1000 << 20, 200e6, (1000 - done) / 5))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[4] == "copying: 500.0 MiB of 1000.0 MiB verified, 190.7 MiB/s, 1m40s left"
+    assert lines[9] == "copying: 1000.0 MiB of 1000.0 MiB verified, 190.7 MiB/s"
