@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,8 +31,6 @@ TABLE: dict[str, tuple[str, ...]] = {
     "kv_heads": ("tensor",),
     "head": (),
     "mlp": ("tensor",),
-    # `layer` while each device works on whole matrices of its own
-    "dealt": ("fsdp", "tensor"),
     # of activations; `stream` is embed where it is whole: in the residual stream, and in a weight gathered for use
     "rows": ("replica", "fsdp"),
     "length": ("context",),
@@ -85,7 +83,7 @@ def between(cut: str, wide: str, mesh: AnyMesh) -> tuple[str, ...]:
 def not_cutting(dims: tuple[str, ...], mesh: AnyMesh) -> tuple[str, ...]:
     """Mesh axes of more than one device that split none of `dims`: on each of their devices lies the same."""
     cut = {axis for dim in dims for axis in axes_of(dim, mesh)}
-    return tuple(axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in cut)
+    return tuple(axis for axis in _wide(mesh) if axis not in cut)
 
 
 def check(dims: tuple[str, ...], shape: tuple[int, ...], mesh: AnyMesh) -> None:
@@ -106,11 +104,6 @@ def sharding(dims: tuple[str, ...], shape: tuple[int, ...], mesh: AnyMesh) -> Na
     """Where a tensor of these dims and logical `shape` lies. Raises LayoutError where a size cannot be cut equally."""
     check(dims, shape, mesh)
     return NamedSharding(mesh, place(dims, mesh))
-
-
-def laid(x: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
-    """A whole tensor, to be cut by the table at this point of the program."""
-    return x if mesh.size == 1 else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, place(dims, mesh)))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -188,10 +181,48 @@ def _rounded_backward(dims: tuple[str, ...], compute: DTypeLike, mesh: Mesh, _: 
 _rounded_and_gathered.defvjp(_rounded_forward, _rounded_backward)
 
 
+def dealt_layers(layers: int, dims: tuple[str, ...], mesh: AnyMesh) -> int:
+    """How many layers, with those that fill up, are dealt to the devices that cut a stacked tensor of these dims."""
+    return layers + -layers % math.prod(mesh.shape[axis] for axis in cutting(dims, mesh))
+
+
+def dealt(x: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
+    """All layers of a piece -> a share of the layers, each whole. Layers of zeros fill up what does not divide."""
+    assert dims[0] == "layer" or not cutting(dims, mesh), f"{dims} has no layers to be dealt"
+    if fill := dealt_layers(len(x), dims, mesh) - len(x):
+        x = jnp.pad(x, [(0, fill), *[(0, 0)] * (x.ndim - 1)])
+    for at, dim in enumerate(dims):
+        if axes := axes_of(dim, mesh):
+            x = jax.lax.all_to_all(x, axes, split_axis=0, concat_axis=at, tiled=True)
+    return x
+
+
+def returned(x: jax.Array, layers: int, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
+    """What `dealt` gave back to where it came from: all `layers` of a piece."""
+    for at, dim in reversed(list(enumerate(dims))):
+        if axes := axes_of(dim, mesh):
+            x = jax.lax.all_to_all(x, axes, split_axis=at, concat_axis=0, tiled=True)
+    return x[:layers]
+
+
 def total(x: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:
     """The sum over all devices that hold different pieces of `dims`; not to be differentiated."""
     axes = cutting(dims, mesh)
     return jax.lax.psum(x, axes) if axes else x
+
+
+def total_of_copies(sums: Sequence[jax.Array], dims: Sequence[tuple[str, ...]], mesh: Mesh) -> jax.Array:
+    """All `sums` over all devices, added up: each is of a device's piece of a tensor of these dims, and of the copies
+    of a piece all together count once. One collective; not to be differentiated.
+    """
+    axes = _wide(mesh)
+    shares = [x / math.prod(mesh.shape[axis] for axis in not_cutting(of, mesh)) for x, of in zip(sums, dims)]
+    return jax.lax.psum(sum(shares), axes) if axes else jnp.asarray(sum(shares))
+
+
+def _wide(mesh: AnyMesh) -> tuple[str, ...]:
+    """Mesh axes of more than one device."""
+    return tuple(axis for axis in mesh.axis_names if mesh.shape[axis] > 1)
 
 
 def greatest(x: jax.Array, dim: str, mesh: Mesh) -> jax.Array:
@@ -202,7 +233,7 @@ def greatest(x: jax.Array, dim: str, mesh: Mesh) -> jax.Array:
 
 def greatest_anywhere(x: jax.Array, mesh: Mesh) -> jax.Array:
     """The maximum over all devices, copies of a piece included; not to be differentiated."""
-    axes = tuple(axis for axis in mesh.axis_names if mesh.shape[axis] > 1)
+    axes = _wide(mesh)
     return jax.lax.pmax(x, axes) if axes else x
 
 

@@ -155,20 +155,18 @@ def orthogonalised(x: jax.Array, spec: ParamSpec, mesh: Mesh) -> jax.Array:
     On a mesh the layers are dealt to the devices, which work on whole matrices: a matrix cut over devices would be
     gathered in each of the 15 products, or all of it computed on all of them.
     """
-    stack, stream, inner = sides(spec)
-    stream_size, inner_size = (math.prod(x.shape[n] for n in side) for side in (stream, inner))
-    matrix = (stream_size, inner_size) if stream < inner else (inner_size, stream_size)
-    layers = x.shape[0] if stack else 1
-    flat = jnp.reshape(x, (layers, *matrix))  # sides are neighbours in memory, so nothing moves
-    dealt = axes.devices_on("dealt", mesh)
-    if dealt == 1:
-        flat = jax.lax.map(newton_schulz, flat)  # one layer's products at a time: little memory
-    else:
-        whole = jnp.pad(flat, ((0, -layers % dealt), (0, 0), (0, 0)))
-        whole = axes.laid(whole, ("dealt", "stream", "stream"), mesh)
-        whole = axes.laid(jax.vmap(newton_schulz)(whole), ("dealt", "stream", "stream"), mesh)
-        flat = whole[:layers]
-    return axes.laid(MATCHED_RMS * math.sqrt(max(matrix)) * jnp.reshape(flat, x.shape), spec.dims, mesh)
+    _, stream, inner = sides(spec)
+    first, second = sorted((stream, inner))  # neighbours in memory, so that nothing moves
+    matrix = tuple(math.prod(spec.shape[n] for n in side) for side in (first, second))
+
+    def local(x: jax.Array) -> jax.Array:
+        whole = axes.dealt(x, spec.dims, mesh)
+        flat = jax.lax.map(newton_schulz, whole.reshape(-1, *matrix))  # one layer's products at a time: little memory
+        flat = MATCHED_RMS * math.sqrt(max(matrix)) * flat
+        return axes.returned(flat.reshape(whole.shape), len(x), spec.dims, mesh)
+
+    place = axes.place(spec.dims, mesh)
+    return axes.spread(local, mesh, (place,), place)(x)
 
 
 def newton_schulz(x: jax.Array) -> jax.Array:

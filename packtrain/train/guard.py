@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from packtrain.train import axes
+from packtrain.train import axes, norms
+from packtrain.train.axes import ParamSpec
 from packtrain.train.config import GuardConfig
 from packtrain.train.model import Tree
 
@@ -110,10 +111,14 @@ def _sums(pieces: Tree, specs: Tree, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
     """Sum of squares and of bits over all pieces, as the devices that this one adds up with know them."""
     by_cut: dict[tuple[str, ...], list[tuple[jax.Array, jax.Array]]] = {}
     dims_of = {axes.cutting(spec.dims, mesh): spec.dims for spec in jax.tree.leaves(specs)}
-    for piece, spec in zip(jax.tree.leaves(pieces), jax.tree.leaves(specs)):
-        bits = jax.lax.bitcast_convert_type(piece, jnp.uint32).sum(dtype=jnp.uint32)
-        by_cut.setdefault(axes.cutting(spec.dims, mesh), []).append((jnp.square(piece).sum(), bits))
+    leaves = [(piece,) for piece in jax.tree.leaves(pieces)]
+    for spec, found in zip(jax.tree.leaves(specs), norms.sum_each(_of_piece, jax.tree.leaves(specs), leaves)):
+        by_cut.setdefault(axes.cutting(spec.dims, mesh), []).append(found)
     squares, digests = zip(*(
         [axes.total(sum(parts), dims_of[cut], mesh) for parts in zip(*leaves)] for cut, leaves in by_cut.items()
     ))
     return jnp.stack(squares).sum(), jnp.stack(digests).sum(dtype=jnp.uint32)
+
+
+def _of_piece(spec: ParamSpec, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.square(piece).sum(), jax.lax.bitcast_convert_type(piece, jnp.uint32).sum(dtype=jnp.uint32)

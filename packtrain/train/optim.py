@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from packtrain.train import norms
 from packtrain.train.axes import ParamSpec
 from packtrain.train.config import OptimConfig
 from packtrain.train.directions import OPTIMIZERS, Slots, adam_direction
@@ -19,9 +20,6 @@ from packtrain.train.model import Tree, name_of
 from packtrain.train.rounding import DTYPES, rounded
 
 Path = tuple[Any, ...]
-
-VOCAB_PARTS = 128
-"""A vocabulary is a multiple of it."""
 
 
 def schedule(optim: OptimConfig, steps: int) -> Callable[[jax.Array], jax.Array]:
@@ -94,22 +92,13 @@ class Moved(NamedTuple):
     slots: Slots
     change: jax.Array
     """Sum of squares of the change; 0 where `change_squares` finds it afterwards."""
-    before: jax.Array
-    """Sum of squares of the parameter before."""
-
-
-class Squares(NamedTuple):
-    """Over all parameters, f32 scalars: what `Moved` says of one."""
-
-    change: jax.Array
-    before: jax.Array
 
 
 @jax.named_scope("optimizer")
 def updated(
     params: Tree, opt: dict[str, Any], sums: Tree, factor: jax.Array | float, specs: Tree, rate: jax.Array,
     optim: OptimConfig, mesh: Mesh, key: jax.Array | None = None,
-) -> tuple[Tree, dict[str, Any], Squares]:
+) -> tuple[Tree, dict[str, Any], jax.Array]:
     """One update by the gradient `factor * sums`: p - rate * (direction + decay * p), decay on matrices only.
 
     All of it in f32; what is kept in bf16 is rounded at the end, at random where `key` is given. The factor (1 / sum of
@@ -126,13 +115,13 @@ def updated(
         seen = jnp.float32(0) if _is_adam(slots) else jnp.square(change).sum()
         value = rounded(p - change, DTYPES[optim.master], key, name)
         slots = {slot: rounded(x, kept_as(slot, optim), key, f"{slot}/{name}") for slot, x in slots.items()}
-        return Moved(value, slots, seen, jnp.square(p).sum())
+        return Moved(value, slots, seen)
 
     moved = jax.tree.map_with_path(move, specs, params, sums, *[opt[name] for name in names])
     all_moved = jax.tree.leaves(moved, is_leaf=lambda x: isinstance(x, Moved))
     slots = {name: jax.tree.map(lambda _, m, n=name: m.slots.get(n), specs, moved) for name in names}
-    squares = Squares(sum(m.change for m in all_moved), sum(m.before for m in all_moved))
-    return jax.tree.map(lambda _, m: m.value, specs, moved), {"count": opt["count"] + 1} | slots, squares
+    change = jnp.float32(sum(m.change for m in all_moved))
+    return jax.tree.map(lambda _, m: m.value, specs, moved), {"count": opt["count"] + 1} | slots, change
 
 
 def change_squares(
@@ -146,26 +135,18 @@ def change_squares(
     42 ms and next to nothing.
     """
 
-    def squares(spec: ParamSpec, value: jax.Array, mu: jax.Array | None, nu: jax.Array | None) -> jax.Array | float:
-        if mu is None or nu is None:
-            return 0.0
+    def squares(spec: ParamSpec, *given: jax.Array) -> jax.Array:
+        value, mu, nu, rate, count = (x.astype(jnp.float32) for x in given)
         decay = _decay(spec, optim)
-
-        def of_part(part: tuple[jax.Array, ...]) -> jax.Array:
-            value, mu, nu = (x.astype(jnp.float32) for x in part)
-            change = rate * (adam_direction(mu, nu, opt["count"], optim) + decay * value) / (1 - rate * decay)
-            return jnp.square(change).sum()
-
-        whole = value, mu, nu
-        if spec.dims[0] == "layer":
-            return jax.lax.map(of_part, whole).sum()
-        if spec.is_matrix and mesh.size == 1:
-            return jax.lax.map(of_part, jax.tree.map(lambda x: jnp.reshape(x, (VOCAB_PARTS, -1)), whole)).sum()
-        return of_part(whole)
+        change = rate * (adam_direction(mu, nu, count, optim) + decay * value) / (1 - rate * decay)
+        return jnp.square(change).sum()
 
     params, opt = moved
-    slots = [opt.get(name) or jax.tree.map(lambda spec: None, specs) for name in ("mu", "nu")]
-    return jnp.float32(sum(jax.tree.leaves(jax.tree.map(squares, specs, params, *slots))))
+    if "mu" not in opt or "nu" not in opt:
+        return jnp.float32(0)
+    trees = [jax.tree.leaves(tree, is_leaf=lambda x: x is None) for tree in (specs, params, opt["mu"], opt["nu"])]
+    chosen = [(spec, tuple(pieces)) for spec, *pieces in zip(*trees, strict=True) if all(x is not None for x in pieces)]
+    return norms.sum_all(squares, *zip(*chosen), mesh, rate, opt["count"])
 
 
 def _decay(spec: ParamSpec, optim: OptimConfig) -> float:

@@ -20,10 +20,11 @@ from jax.sharding import AbstractMesh
 from packtrain.train import axes
 from packtrain.train.axes import ParamSpec
 from packtrain.train.config import ModelConfig
+from packtrain.train.directions import is_orthogonal
 from packtrain.train.flops import matmul_parameters
 from packtrain.train.loss import CHUNK_BYTES
 from packtrain.train.mesh import abstract_mesh, text
-from packtrain.train.model import param_specs
+from packtrain.train.model import REMAT, param_specs
 from packtrain.train.sections import Sections
 from packtrain.train.state import LeafSpec, state_specs
 from packtrain.train.step import BATCH_FIELDS
@@ -33,11 +34,18 @@ PARTS = {
     "embedding": "embeddings", "unembedding": "embeddings", "gate": "mlp", "up": "mlp", "down": "mlp", "q": "attention",
     "k": "attention", "v": "attention", "out": "attention",
 }
-WORKING = {
-    "full": {"span": 4, "stream": 7, "mlp": 7, "heads": 9, "kv_heads": 7},
-    "none": {"span": 3, "stream": 7, "mlp": 5, "heads": 9, "kv_heads": 7},
+KEPT = {
+    "q": "heads", "k": "kv_heads", "v": "kv_heads", "attended": "heads", "middle": "span", "gate": "mlp", "up": "mlp",
 }
-"""Arrays at work in the backward pass of a layer, by `remat`: counted in programs whose sizes were varied in turn."""
+"""What a policy may name (`model.REMAT`) -> whose size it has."""
+WORKING = {
+    (False, False): {"span": 4, "stream": 7, "mlp": 7, "heads": 9, "kv_heads": 7},
+    (True, False): {"span": 3, "stream": 7, "mlp": 5, "heads": 9, "kv_heads": 7},
+    (False, True): {"span": 9, "stream": 4, "mlp": 6, "heads": 8, "kv_heads": 8},
+    (True, True): {"span": 9, "stream": 4, "mlp": 5, "heads": 8, "kv_heads": 8},
+}
+"""(gate and up are kept, the stream is cut between branches) -> arrays at work in the backward pass of a layer: counted
+in programs whose sizes were varied in turn, and by name in what the compiler says is live at the peak."""
 
 
 class Collective(NamedTuple):
@@ -159,12 +167,11 @@ def _sizes(of: Layout) -> dict[str, int]:
 
 
 def kept_bytes(of: Layout) -> int:
-    """That one layer keeps for its backward pass: its input, and under remat none what `model.KEPT` names."""
-    n, log_totals = _sizes(of), of.activation(("length", of.spec.data.length), ("heads", of.spec.model.heads))
-    if of.spec.train.remat == "full":
-        return of.compute * n["span"]
-    elements = 2 * n["span"] + 2 * n["heads"] + 2 * n["kv_heads"] + 2 * n["mlp"]
-    return of.compute * elements + F32 * log_totals
+    """That one layer keeps for its backward pass: its input, and what its policy names."""
+    n, names = _sizes(of), REMAT[of.spec.train.remat]
+    log_totals = of.activation(("length", of.spec.data.length), ("heads", of.spec.model.heads))
+    elements = n["span"] + sum(n[KEPT[name]] for name in names)
+    return of.compute * elements + ("attended" in names) * F32 * log_totals
 
 
 def working_bytes(of: Layout) -> int:
@@ -172,7 +179,8 @@ def working_bytes(of: Layout) -> int:
     model, n = of.spec.model, _sizes(of)
     table = F32 * of.elements(("vocab", "stream"), (model.vocab, model.embed))
     weights = sum(_gathered(of, spec.dims[1:], spec.shape[1:]) for spec in param_specs(model)["layers"].values())
-    arrays = WORKING["full" if of.spec.train.remat == "full" else "none"]
+    cut = bool(axes.between("span", "length", of.mesh))
+    arrays = WORKING["gate" in REMAT[of.spec.train.remat], cut]
     layer = of.compute * (weights + sum(count * n[name] for name, count in arrays.items())) + table
     scores = min(CHUNK_BYTES, F32 * of.activation(("length", of.spec.data.length)) * model.vocab)
     loss = 3 * table + 2 * scores + 3 * of.compute * n["stream"]
@@ -192,7 +200,7 @@ def flops_per_token(spec: Sections) -> int:
 
 def collectives(of: Layout) -> list[Collective]:
     """All of a step but those of a few scalars."""
-    once = [*_sums_of_gradients(of)]
+    once = [*_sums_of_gradients(of), *_dealt(of)]
     parts = [*_weights(of), *_stream(of), *_keys(of), *_tables(of), *_loss(of)]
     return once + [c._replace(times=c.times * of.spec.train.microbatches) for c in parts]
 
@@ -269,6 +277,16 @@ def _sums_of_gradients(of: Layout) -> Iterator[Collective]:
         if name.startswith("params/"):
             over = axes.not_cutting(dims, of.mesh)
             yield from _over(of, over, {"all-reduce": 1}, of.elements(dims, shape), F32)
+
+
+def _dealt(of: Layout) -> Iterator[Collective]:
+    """Muon's matrices, to the devices that work on whole ones and back, an axis at a time, in f32 once a step."""
+    specs = param_specs(of.spec.model)["layers"].values() if of.spec.optim.name == "muon" else ()
+    for spec in filter(is_orthogonal, specs):
+        layers = axes.dealt_layers(spec.shape[0], spec.dims, of.mesh)
+        elements = layers * of.elements(spec.dims[1:], spec.shape[1:])
+        for dim in spec.dims:
+            yield from _over(of, axes.axes_of(dim, of.mesh), {"all-to-all": 2}, elements, F32)
 
 
 def sent_bytes(of: Layout) -> dict[tuple[tuple[str, ...], str], int]:

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from packtrain.train import axes
+from packtrain.train import axes, norms
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
 from packtrain.train.exchange import Exchange, Solo
 from packtrain.train.guard import Verdict, judge, learn, summary
 from packtrain.train.loss import losses
 from packtrain.train.mesh import process_sharding
 from packtrain.train.model import Batch, Tree, param_specs, places
-from packtrain.train.optim import Squares, change_squares, clip_factor, schedule, updated
+from packtrain.train.optim import change_squares, clip_factor, schedule, updated
 from packtrain.train.rounding import rounding_key
 from packtrain.train.state import State, shardings
 
@@ -60,7 +60,7 @@ class Out(NamedTuple):
     update_norm: jax.Array
     """Global norm of the change of the parameters; 0 where none was applied, or not told (NORM_EVERY_STEPS)."""
     param_norm: jax.Array
-    """Of the parameters before it; 0 where no update was applied."""
+    """Of the parameters after it; 0 where no update was applied."""
 
 
 def gradient_sums(
@@ -131,8 +131,8 @@ def make_step(
     rate_at, specs = schedule(optim, train.steps), param_specs(model)
 
     def step(state: State, batch: Batch, orders_R4: jax.Array, command: jax.Array) -> tuple[State, Out]:
-        (nll, sums), weight = between.reduce(*gradient_sums(state.params, batch, model, train, mesh))
-        found = summary(sums, specs, mesh)
+        (nll, grads), weight = between.reduce(*gradient_sums(state.params, batch, model, train, mesh))
+        found = summary(grads, specs, mesh)
         loss, norm, rate = nll / weight, found.norm / weight, rate_at(state.step)
         verdict = judge(loss, norm, state.guard, state.updates, guard, found.agree)
 
@@ -144,15 +144,17 @@ def make_step(
             params, opt, stats, _ = kept
             factor = clip_factor(norm, optim.clip_norm) / weight
             key = rounding_key(seed, state.step) if optim.rounding == "stochastic" else None
-            params, opt, squares = updated(params, opt, sums, factor, specs, rate, optim, mesh, key)
-            return params, opt, learn(stats, loss, norm, state.updates), squares
+            params, opt, change = updated(params, opt, grads, factor, specs, rate, optim, mesh, key)
+            return params, opt, learn(stats, loss, norm, state.updates), change
 
         # A conditional on donated buffers, not a select over the tree, which would hold both (half the state more).
-        kept = (state.params, state.opt, state.guard, Squares(jnp.float32(0), jnp.float32(0)))
-        params, opt, stats, squares = jax.lax.cond(applies, apply, lambda kept: kept, kept)
+        kept = (state.params, state.opt, state.guard, jnp.float32(0))
+        params, opt, stats, change = jax.lax.cond(applies, apply, lambda kept: kept, kept)
+        # Of what the update left: a sum of the parameters before it makes XLA keep a copy of them.
+        param_norm = jnp.where(applies, norms.norm(params, specs, mesh), 0)
         update_norm = jax.lax.cond(
             applies & (state.step % NORM_EVERY_STEPS == 0),
-            lambda moved: jnp.sqrt(squares.change + change_squares(moved, specs, rate, optim, mesh)),
+            lambda moved: jnp.sqrt(change + change_squares(moved, specs, rate, optim, mesh)),
             lambda moved: jnp.float32(0), (params, opt),
         )
         state = State(
@@ -166,7 +168,7 @@ def make_step(
         verdict = jnp.where(ran, verdict, Verdict.OK)
         return state, Out(
             loss, norm, rate, verdict, found.digest, ran, state.step, nll, weight, orders_R4,
-            update_norm, jnp.sqrt(squares.before),
+            update_norm, param_norm,
         )
 
     layout = shardings(model, optim, mesh)

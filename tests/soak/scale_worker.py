@@ -36,6 +36,11 @@ def cases(devices: int) -> Iterator[tuple[str, str, dict[str, int], tuple[str, .
     yield "300m fsdp 8, full", "rung:300m", {"fsdp": 8}, ("train.remat=full",)
     yield "64b fsdp 8, none", "rung:64b", {"fsdp": 8}, ("train.remat=none",)
     yield "1b fsdp 4 x tensor 2", "rung:1b", {"fsdp": 4, "tensor": 2}, ()
+    for remat in ("full", "attention", "dots"):
+        yield f"7b tensor 8, {remat}", "rung:7b", {"tensor": 8}, (f"train.remat={remat}",)
+    yield "7b fsdp 8, attention", "rung:7b", {"fsdp": 8}, ("train.remat=attention",)
+    muon = "train.remat=attention", "optim.name=muon"
+    yield "1b fsdp 4 x tensor 2, attention, Muon", "rung:1b", {"fsdp": 4, "tensor": 2}, muon
     yield "1b replica 2 x fsdp 4, 4 parts", "rung:1b", {"replica": 2, "fsdp": 4}, ("train.microbatches=4",)
     yield "1b fsdp 2 x tensor 2 x context 2", "rung:1b", {"fsdp": 2, "tensor": 2, "context": 2}, ()
     for layers in (4, 64):

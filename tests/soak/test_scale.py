@@ -24,13 +24,10 @@ SENT_TOLERANCE = 0.05
 """The bound asked for; measured: nothing but scalars differs."""
 MEMORY_TOLERANCE = 0.10
 """The bound asked for; measured: 1% where only fsdp and replica cut, 9% with tensor."""
-SCALARS = 8192
-"""Bytes of losses, norms, counters and digest, which the formula leaves out; of the update norm one scalar a layer."""
-LONG_SUMS = {"parameter", "constant", "add", "reduce-window", "fusion"}
-"""Operations of which the CPU compiler makes more where a sum over a stacked tensor runs over more than 32 layers."""
+SCALARS = 512
+"""Bytes of losses, norms, counters and digest, which the formula leaves out: none grows with the model."""
 ALLOWED_COPIES = (
     r"%wrapped_broadcast[.\d]*",  # zeros that gradients are added to
-    r"%get-tuple-element[.\d]*",  # parameters, twice: their norm is summed inside the update's conditional (LIMITS.md)
     r"%param_0[.\d]*", r"state\.params\[\\*'(un)?embedding\\*'\]",  # a table, laid out for its gather
     r".*/(all_gather|reduce_scatter|scatter-add|transpose|dot_general)",  # tables; a layer's weights, laid out for use
 )
@@ -93,7 +90,6 @@ def lowering_piece(of: shape.Layout, name: str) -> tuple[int, ...]:
 
 
 def test_the_program_does_not_grow_with_depth() -> None:
-    """At 4 and at 64 layers the optimised program has the same operations, but for how long sums are split."""
+    """At 4 and at 64 layers the optimised program has the same operations, and as many of each."""
     few, many = (measured(8)[f"{layers} layers"]["operations"] for layers in (4, 64))
-    assert {k: n for k, n in few.items() if k not in LONG_SUMS} == {k: n for k, n in many.items() if k not in LONG_SUMS}
-    assert sum(many.values()) <= 1.03 * sum(few.values())
+    assert few == many
