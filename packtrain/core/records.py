@@ -114,7 +114,7 @@ class StepDone(Record, tag="step"):
     update_norm: float = 0.0
     """Global norm of what the update changed, rate and decay included, every tenth step; 0: not told, or no update."""
     param_norm: float = 0.0
-    """Global norm of the parameters before the update; 0: no update, or an older record."""
+    """Global norm of the parameters after the update; 0: no update, or an older record."""
 
 
 class GuardVerdict(Record, tag="guard_verdict"):

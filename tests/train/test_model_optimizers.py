@@ -74,11 +74,11 @@ def test_layouts_agree(optim: OptimConfig) -> None:
 
 @pytest.mark.parametrize("optim", [OPTIM, MUON], ids=lambda optim: optim.name)
 def test_norms_are_of_what_changed(optim: OptimConfig) -> None:
-    """The norms told are those of the difference between the states before and after, and of the one before. That of
+    """The norms told are those of the difference between the states before and after, and of the one after. That of
     the update is told every tenth step only."""
     before, (after, out), (_, next_out) = fresh(optim), *uncut(optim)[:2]
     names = [name for name in before if name.startswith("params/")]
     changed = np.sqrt(sum(np.square(after[name] - before[name], dtype=np.float64).sum() for name in names))
-    there = np.sqrt(sum(np.square(before[name], dtype=np.float64).sum() for name in names))
+    there = np.sqrt(sum(np.square(after[name], dtype=np.float64).sum() for name in names))
     np.testing.assert_allclose([out.update_norm, out.param_norm], [changed, there], rtol=1e-4)
     assert next_out.update_norm == 0 < next_out.param_norm
