@@ -99,7 +99,8 @@ def updated(
     params: Tree, opt: dict[str, Any], sums: Tree, factor: jax.Array | float, specs: Tree, rate: jax.Array,
     optim: OptimConfig, mesh: Mesh, key: jax.Array | None = None,
 ) -> tuple[Tree, dict[str, Any], jax.Array]:
-    """One update by the gradient `factor * sums`: p - rate * (direction + decay * p), decay on matrices only.
+    """One update by the gradient `factor * sums`: p - rate * (direction + decay * p), decay on matrices only. The third
+    is the sum of squares of the change, as far as `Moved` tells it.
 
     All of it in f32; what is kept in bf16 is rounded at the end, at random where `key` is given. The factor (1 / sum of
     weights, and the clipping) comes along so that it fuses with the moments, no pass of its own.
@@ -124,6 +125,7 @@ def updated(
     return jax.tree.map(lambda _, m: m.value, specs, moved), {"count": opt["count"] + 1} | slots, change
 
 
+@jax.named_scope("optimizer")
 def change_squares(
     moved: tuple[Tree, dict[str, Any]], specs: Tree, rate: jax.Array, optim: OptimConfig, mesh: Mesh
 ) -> jax.Array:
@@ -146,7 +148,8 @@ def change_squares(
         return jnp.float32(0)
     trees = [jax.tree.leaves(tree, is_leaf=lambda x: x is None) for tree in (specs, params, opt["mu"], opt["nu"])]
     chosen = [(spec, tuple(pieces)) for spec, *pieces in zip(*trees, strict=True) if all(x is not None for x in pieces)]
-    return norms.sum_all(squares, *zip(*chosen), mesh, rate, opt["count"])
+    kept_specs, kept = [spec for spec, _ in chosen], [pieces for _, pieces in chosen]
+    return norms.sum_all(squares, kept_specs, kept, mesh, rate, opt["count"])
 
 
 def _decay(spec: ParamSpec, optim: OptimConfig) -> float:
