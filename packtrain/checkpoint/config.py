@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -15,8 +16,9 @@ DEADLINE_S_MAX = 86_400.0
 class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     every_steps: int = 0
     """Save every so many steps; 0: by time alone."""
-    every_s: float = 120.0
-    """Save when this long has passed since the last save began; 0: by steps alone."""
+    every_s: float | Literal["auto"] = 120.0
+    """Save when this long has passed since the last save began; 0: by steps alone. `auto`: the optimum for what saves
+    cost and how often attempts fail (checkpoint/interval.py)."""
     deadline_s: float = 300.0
     """A save that is not published by then has failed (a warning, unless it is the last one)."""
     keep_last: int = 3
@@ -32,7 +34,8 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise Contradiction(
                 "at least one checkpoint is kept", where="checkpoint.keep_last", fix="set it to 1 or more"
             )
-        steps, times_s = (self.every_steps, self.keep_every_steps), (self.every_s, self.grace_s, self.debris_s)
+        every_s = 0.0 if self.every_s == "auto" else self.every_s
+        steps, times_s = (self.every_steps, self.keep_every_steps), (every_s, self.grace_s, self.debris_s)
         if min(steps) < 0 or not all(0 <= time_s < math.inf for time_s in times_s):
             raise Contradiction(
                 "times and steps cannot be negative", where="checkpoint", fix="use 0 to switch a cadence off"

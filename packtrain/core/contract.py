@@ -13,6 +13,8 @@ program may use one part and leave the rest. What the supervisor puts into the e
     PACKTRAIN_CONTROL     /run/pt/control.json  small file, replaced atomically: the order in force; stat it once a step
     PACKTRAIN_GRACE_S     60                    seconds from SIGTERM or "stop" to SIGKILL
     PACKTRAIN_NODE        node-17               name of this node
+    PACKTRAIN_FAILURES    2                     attempts of this run that ended unasked so far, and
+    PACKTRAIN_NODE_MINUTES  5400                the time its nodes were in use: how often to save
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT   as torchrun sets them
 
 Exit codes: 0 done, 75 restart me (also: stopped on request), 78 never restart (configuration). A whole client:
@@ -43,10 +45,11 @@ from .wire import INT32_MAX, INT64_MAX, crc32c, is_count, json_object
 from .words import NO_ORDER, ORDER_LAG, Control, Order, Word, agree, order_bytes, parse_order
 
 __all__ = [
-    "ATTEMPT", "CARRIER", "CONTROL", "EXIT_AGAIN", "EXIT_CONFIG", "EXIT_DONE", "FRESH", "GRACE_S", "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE", "NO_ORDER", "ORDER_LAG", "PHASES", "RANK", "RESTORE",
-    "RUN", "SOCKET", "WORLD_SIZE", "Beat", "Beats", "CarrierClient", "Control", "Order", "Place", "Restore", "Word",
-    "agree", "boot_ns", "crc32c", "order_bytes", "parse_beat", "parse_order", "restore", "worker_env",
+    "ATTEMPT", "CARRIER", "CONTROL", "EXIT_AGAIN", "EXIT_CONFIG", "EXIT_DONE", "FAILURES", "FRESH", "GRACE_S",
+    "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE", "NODE_MINUTES", "NO_ORDER", "ORDER_LAG",
+    "PHASES", "RANK", "RESTORE", "RUN", "SOCKET", "WORLD_SIZE", "Beat", "Beats", "CarrierClient", "Control", "Order",
+    "Place", "Restore", "Word", "agree", "boot_ns", "crc32c", "order_bytes", "parse_beat", "parse_order", "restore",
+    "worker_env",
 ]
 
 RUN = "PACKTRAIN_RUN"
@@ -58,6 +61,8 @@ SOCKET = "PACKTRAIN_SOCKET"
 CONTROL = "PACKTRAIN_CONTROL"
 GRACE_S = "PACKTRAIN_GRACE_S"
 NODE = "PACKTRAIN_NODE"
+FAILURES = "PACKTRAIN_FAILURES"
+NODE_MINUTES = "PACKTRAIN_NODE_MINUTES"
 RANK = "RANK"
 WORLD_SIZE = "WORLD_SIZE"
 LOCAL_RANK = "LOCAL_RANK"
@@ -98,6 +103,8 @@ class Place:
     control: str = ""
     grace_s: float = 60.0
     node: str = ""
+    failures: int = 0
+    node_minutes: int = 0
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -113,6 +120,7 @@ class Place:
             restore=_restore_value(env), fresh=_fresh_value(env), carrier=env.get(CARRIER, ""),
             socket=env.get(SOCKET, ""), control=env.get(CONTROL, ""),
             grace_s=_seconds(env, GRACE_S, 60.0), node=env.get(NODE, ""),
+            failures=_integer(env, FAILURES, 0), node_minutes=_integer(env, NODE_MINUTES, 0),
             rank=_integer(env, RANK, 0), world_size=_integer(env, WORLD_SIZE, 1),
             local_rank=_integer(env, LOCAL_RANK, 0), local_world_size=_integer(env, LOCAL_WORLD_SIZE, 1),
             master_addr=env.get(MASTER_ADDR, ""), master_port=_integer(env, MASTER_PORT, 0),
@@ -125,7 +133,8 @@ def worker_env(place: Place) -> dict[str, str]:
         RUN: place.run, ATTEMPT: str(place.attempt),
         RESTORE: f"{place.restore.commit}:{place.restore.digest}" if place.restore else "",
         FRESH: "1" if place.fresh else "", CARRIER: place.carrier, SOCKET: place.socket, CONTROL: place.control,
-        GRACE_S: repr(place.grace_s), NODE: place.node, RANK: str(place.rank), WORLD_SIZE: str(place.world_size),
+        GRACE_S: repr(place.grace_s), NODE: place.node, FAILURES: str(place.failures),
+        NODE_MINUTES: str(place.node_minutes), RANK: str(place.rank), WORLD_SIZE: str(place.world_size),
         LOCAL_RANK: str(place.local_rank), LOCAL_WORLD_SIZE: str(place.local_world_size),
         MASTER_ADDR: place.master_addr, MASTER_PORT: str(place.master_port) if place.master_port else "",
     }

@@ -177,6 +177,13 @@ class SaveDone(Record, tag="save"):
     error: str = ""
 
 
+class IntervalChosen(Record, tag="interval"):
+    """With `checkpoint.every_s = "auto"`: from now on so long from one save to the next, and why, in words."""
+
+    every_s: float
+    reason: str
+
+
 class TrainingDone(Record, tag="training_done"):
     step: int
     updates_skipped: int
@@ -188,5 +195,5 @@ AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
-    | TrainingDone
+    | IntervalChosen | TrainingDone
 )

@@ -6,6 +6,7 @@ Times are nanoseconds since a boot; they are only ever subtracted from others of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from packtrain.core.errors import EXIT_CONFIG, EXIT_DONE
@@ -16,6 +17,7 @@ from packtrain.core.records import (
     ErrorSeen,
     EvalDone,
     GuardVerdict,
+    IntervalChosen,
     OrderGiven,
     PhaseTotals,
     ProfileDone,
@@ -75,6 +77,8 @@ class Facts:
     samples: list[SampleDone] = field(default_factory=list)
     profiles: list[ProfileDone] = field(default_factory=list)
     saves: list[SaveDone] = field(default_factory=list)
+    interval: IntervalChosen | None = None
+    """The last one of an interval that is chosen, not given."""
     orders: list[OrderGiven] = field(default_factory=list)
     errors: list[ErrorSeen] = field(default_factory=list)
     verdicts: list[GuardVerdict] = field(default_factory=list)
@@ -121,6 +125,8 @@ class Facts:
                 self.profiles.append(record)
             case SaveDone():
                 self.saves.append(record)
+            case IntervalChosen():
+                self.interval = record
             case OrderGiven():
                 self.orders.append(record)
                 if record.word == "stop" and self.attempts:
@@ -183,6 +189,14 @@ class Facts:
             if eval_done.final or not (eval_done.store in chosen and chosen[eval_done.store].final):
                 chosen[eval_done.store] = eval_done
         return list(chosen.values())
+
+
+def failures(attempts: Sequence[Attempt]) -> tuple[int, int]:
+    """Of attempts that are all over: how many ended unasked (a configuration that was refused is none), and their
+    nanoseconds together. One without an end was cut off."""
+    calm = (EXIT_DONE, EXIT_CONFIG)
+    count = sum(not (one.ended and (one.asked_to_stop or one.exit_code in calm)) for one in attempts)
+    return count, sum(one.wall_ns for one in attempts)
 
 
 def fold(entries: list[Entry]) -> Facts:

@@ -276,6 +276,8 @@ def _saves(facts: Facts) -> list[str]:
         write_s = statistics.median(save.write_s for save in published)
         lines.append(f"  last: step {last.step}, commit {last.commit}, {bytes_text(last.bytes)}")
         lines.append(f"  medians: the loop waited {stall_s:.3f} s, written in {write_s:.2f} s")
+    if facts.interval is not None:
+        lines.append(f"  every {duration_text(facts.interval.every_s)}: {_line(facts.interval.reason)}")
     purged = sum(record.action == "purge" for record in facts.retained)
     if purged:
         lines.append(f"  {counted(purged, 'older one')} purged")

@@ -44,10 +44,13 @@ from packtrain.core.records import (
     AttemptEnded,
     ErrorSeen,
     OrderGiven,
+    PhaseTotals,
     RetentionDone,
     RunCreated,
     SaveDone,
 )
+from packtrain.core.units import NS
+from packtrain.monitor.fold import Facts, failures
 from packtrain.supervise import one_node
 from packtrain.supervise.config import SuperviseConfig
 from packtrain.supervise.one_node import Finish
@@ -218,6 +221,8 @@ class Foreground:
         self._beats = BeatSocket(platform, f"{folder}/beats")
         self._carrier_path, self._control_path = f"{folder}/carrier", f"{folder}/control.json"
         self._retainer = Retainer(platform, job.run_folder, job.checkpoint, self._carrier_path)
+        self._past = Facts()
+        """What is known of attempts, nothing else: how often they failed."""
         self._state = one_node.State(config=job.supervise)
         self._attempt: Attempt | None = None
         self._finish: Finish | None = None
@@ -234,7 +239,10 @@ class Foreground:
         return self._finish
 
     def _open(self) -> None:
-        self._view.entries(self._arrived())
+        past = self._arrived()
+        self._view.entries(past)
+        for entry in past:
+            self._remember(entry)
         self._log.probe()
         if self._log.head() == 0:
             self._journal.write(
@@ -290,11 +298,16 @@ class Foreground:
             return []
 
     def _noted(self, entry: Entry) -> None:
+        self._remember(entry)
         record = entry.record
         if isinstance(record, SaveDone) and record.commit:
             self._retainer.save_published()
         if isinstance(record, ErrorSeen) and entry.writer != self._journal.writer:
             self._worker_error(error_named(record.name, record.what, record.where, record.fix), record.severity)
+
+    def _remember(self, entry: Entry) -> None:
+        if isinstance(entry.record, AttemptBegan | AttemptEnded | OrderGiven | PhaseTotals):
+            self._past.take(entry)
 
     def _worker_error(self, error: PacktrainError, severity: str) -> None:
         """A warning is shown at once; an error says why its attempt is about to end."""
@@ -352,6 +365,7 @@ class Foreground:
     def _commit_and_start(self, back: int) -> None:
         """In this order: from the commit on no earlier attempt can publish, whatever is still alive of it."""
         platform, job = self._platform, self._job
+        self._hear()  # the end of the attempt before, written by ourselves
         parent = self._further_back(back) if back else self._asked_for()
         begin = self._log.begin(parent, writers=(WRITER,), node=platform.node())
         restored = self._log.restore_point()
@@ -390,11 +404,12 @@ class Foreground:
         return None
 
     def _worker_env(self, begin: Commit, restored: Commit | None) -> dict[str, str]:
+        failed, ns = failures([one for one in self._past.attempts if one.attempt < begin.attempt])
         place = Place(
             run=self._job.run_folder, attempt=begin.attempt, fresh=restored is None,
             restore=Restore(restored.number, restored.digest) if restored else None,
             carrier=self._carrier_path, socket=self._beats.path, control=self._control_path,
-            grace_s=self._job.supervise.grace_s, node=begin.node,
+            grace_s=self._job.supervise.grace_s, node=begin.node, failures=failed, node_minutes=round(ns / (60 * NS)),
         )
         return {**self._plain_env(), **worker_env(place)}
 

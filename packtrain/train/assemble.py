@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 import packtrain
 from packtrain.checkpoint.interop import hf
+from packtrain.checkpoint.interval import History
 from packtrain.checkpoint.reader import Checkpoint, open_restore
 from packtrain.checkpoint.saver import Saver, choose_buffer_folder
 from packtrain.core.contract import CarrierClient, Control, Place
@@ -78,6 +79,8 @@ def train(desk: Desk) -> None:
             wire=Wire(mesh), feed=feed, step=step, held_out=HeldOut(spec, mesh), sampler=sampler, saves=saves,
             attempt=desk.place.attempt, rank=desk.place.rank, grace_s=desk.place.grace_s,
             peak_flops_per_s=_world_peak(desk, spec.train.precision), attention_reason=reason, profiler=profiler,
+            history=History(desk.place.failures, 60.0 * desk.place.node_minutes),
+            nodes=max(1, desk.place.world_size // max(1, desk.place.local_world_size)),
         )
         if standing.index < spec.train.steps:
             with desk.beats.during("compile"):

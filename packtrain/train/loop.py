@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from packtrain.checkpoint.interval import History
 from packtrain.core.contract import ORDER_LAG, Beats, Order, Word
 from packtrain.core.errors import GuardRollback, GuardStopped, StoppedOnRequest, StoreDamaged
 from packtrain.core.journal import Journal
@@ -27,6 +28,7 @@ from packtrain.core.platform import Platform
 from packtrain.core.records import GuardVerdict, PhaseTotals, StepDone, TrainerStarted, TrainingDone
 from packtrain.core.units import NS
 from packtrain.data.loader import Batch
+from packtrain.train.cadence import Cadence
 from packtrain.train.flops import step_flops
 from packtrain.train.guard import Verdict
 from packtrain.train.heldout import HeldOut, bits_per_byte
@@ -76,6 +78,9 @@ class Parts:
     peak_flops_per_s: float = 0.0
     attention_reason: str = ""
     profiler: Profiler | None = None
+    history: History = History()
+    """Of the run before this attempt."""
+    nodes: int = 1
 
     @property
     def speaks(self) -> bool:
@@ -111,6 +116,7 @@ class Loop:
         now = parts.platform.boot_ns()
         self._trained_ns, self._since_ns = start.trained_ns, now
         self._step_end_ns = self._phases_ns = now
+        self._cadence = Cadence(parts.spec.checkpoint.every_s, parts.history, parts.nodes, now)
 
     # --- the story ---------------------------------------------------------------------------------
 
@@ -343,8 +349,10 @@ class Loop:
             return
         if spec.train.minutes_max and self._trained() >= spec.train.minutes_max * 60 * NS:
             parts.orders.wish(Word.FINISH)
-        elif spec.checkpoint.every_s and now - parts.saves.began_ns >= spec.checkpoint.every_s * NS:
-            parts.orders.wish(Word.SAVE)
+        else:
+            every_s = self._cadence.every_s(parts.saves.costs, now, parts.journal)
+            if every_s and now - parts.saves.began_ns >= every_s * NS:
+                parts.orders.wish(Word.SAVE)
 
     # --- saves, evaluations, samples ---------------------------------------------------------------
 

@@ -6,6 +6,7 @@ In:  each process reads exactly the boxes its own devices need, verified, whatev
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from packtrain.checkpoint.format import Box, LocalTensor, Manifest, TensorSpec
 from packtrain.checkpoint.interop import hf
+from packtrain.checkpoint.interval import RECENT, Cost
 from packtrain.checkpoint.reader import Checkpoint
 from packtrain.checkpoint.saver import SaveResult
 from packtrain.core.errors import CommitStale, SaveFailed, WrongModel
@@ -199,6 +201,8 @@ class Saves:
         self.published = published
         self.began_ns = platform.boot_ns()
         """When the last save began, or the attempt."""
+        self.costs: deque[Cost] = deque(maxlen=RECENT)
+        """Of this attempt's last published saves."""
         self._saver, self._specs, self._platform, self._journal = saver, specs, platform, journal
         self._facts, self._speaks = dict(facts), speaks
         self._failure: dict[str, str] = {}
@@ -254,6 +258,8 @@ class Saves:
                 self._journal.write(warning(error))
             else:
                 self.published = max(self.published, (result.step, result.commit))
+                if result.write_s > 0:  # of a step that was published already nothing was written
+                    self.costs.append(Cost(result.stall_s, result.write_s))
 
     def _skipped(self, step: int) -> None:
         """No free buffer, or the carrier is busy or gone: the next occasion will do."""

@@ -20,6 +20,7 @@ from packtrain.core.records import (
     ErrorSeen,
     EvalDone,
     GuardVerdict,
+    IntervalChosen,
     OrderGiven,
     PhaseTotals,
     ProfileDone,
@@ -34,7 +35,7 @@ from packtrain.core.records import (
     TrainingDone,
 )
 from packtrain.core.units import NS
-from packtrain.monitor.fold import Facts, fold
+from packtrain.monitor.fold import Facts, failures, fold
 from packtrain.monitor.report import Sources, read_cards, render, report
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -191,6 +192,29 @@ def test_a_run_that_goes_back_is_not_done() -> None:
     again = (40.0, TrainingDone(step=9, updates_skipped=0, attempt=2))
     assert fold(told(began[0], done, began[1], again)).done == again[1]
     assert fold(told(began[0], (20.0, TrainingDone(step=9, updates_skipped=0)), began[1])).done is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "exit_code", "count"),
+    [(False, None, 1), (False, 1, 1), (False, 75, 1), (True, 75, 0), (True, -9, 0), (False, 0, 0), (False, 78, 0)],
+)
+def test_what_counts_as_a_failure(asked: bool, exit_code: int | None, count: int) -> None:
+    """An attempt that ended unasked, or has no end, is a failure; one that is done, stopped or refused is none. The
+    time of all of them counts."""
+    order = [(15.0, OrderGiven(order=1, word="stop", reason="SIGINT"))] if asked else []
+    end = [] if exit_code is None else [(20.0, AttemptEnded(attempt=1, exit_code=exit_code, reason="over"))]
+    began = (10.0, AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1))
+    alive = (20.0, PhaseTotals(attempt=1, rank=0, ns={}))
+    assert failures(fold(told(began, *order, alive, *end)).attempts) == (count, 10 * NS)
+    assert failures([]) == (0, 0)
+
+
+def test_the_chosen_interval_is_shown() -> None:
+    """The last chosen interval and its reason stand under the saves; without one nothing is said."""
+    chosen = [(60.0 + n, IntervalChosen(every_s=n * 600.0, reason=f"reason {n}")) for n in (1, 2)]
+    text = render(sources(*FIRST, *chosen))
+    assert "  every 20m00s: reason 2\n" in text and "reason 1" not in text
+    assert "  every " not in render(sources(*FIRST))
 
 
 def test_an_attempt_before_another_is_cut_off() -> None:

@@ -88,6 +88,8 @@ def test_a_crash_is_restarted(folder: pathlib.Path) -> None:
     assert first.exit_code == 1 and "ValueError: planted" in first.reason and second.exit_code == 0
     assert [began.restore_step for began in records(folder, AttemptBegan)] == [-1, 10]
     assert [error.name for error in records(folder, ErrorSeen)] == ["run.worker_crashed"]
+    told = [(folder / "logs" / attempt / "0.log").read_text() for attempt in ("0001", "0002")]
+    assert [text.split()[0] for text in told] == ["0", "1"], "attempts that failed before it"
 
 
 def test_a_run_begins_where_it_was_asked_to(folder: pathlib.Path) -> None:

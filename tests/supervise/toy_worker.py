@@ -42,6 +42,7 @@ class Toy:
     def __init__(self) -> None:
         self.platform = LocalPlatform()
         self.place = contract.Place.from_env(os.environ)
+        print(f"{self.place.failures} attempts failed in {self.place.node_minutes} node-minutes", flush=True)
         self.beats = contract.Beats(self.place.socket, self.place.attempt, self.place.rank)
         self.control = contract.Control(self.place.control, sigterm=True)
         self.journal = Journal(self.platform, f"{self.place.run}/journal")

@@ -6,10 +6,12 @@ import pathlib
 
 import pytest
 
+from packtrain.checkpoint.interval import EVERY_S_MIN
+from packtrain.checkpoint.saver import SaveResult
 from packtrain.core.contract import ORDER_LAG, Order, Word
 from packtrain.core.errors import StoppedOnRequest
 from packtrain.core.platform import LocalPlatform
-from packtrain.core.records import EvalDone, PhaseTotals, SaveDone, StepDone, TrainingDone
+from packtrain.core.records import EvalDone, IntervalChosen, PhaseTotals, SaveDone, StepDone, TrainingDone
 from packtrain.core.units import NS
 from packtrain.train.loop import PAUSE_POLL_S
 from packtrain.train.orders import Orders
@@ -136,6 +138,25 @@ def test_time_alone_saves(tmp_path: pathlib.Path) -> None:
     assert kept.offers == [2 + ORDER_LAG, STEPS]
     assert [r.step for r in rig.records(str(tmp_path), SaveDone)] == kept.offers
     assert rig.bits(final) == rig.bits(rig.Attempt(rig.fresh_folder(tmp_path, "plain")).run())
+
+
+class Costing(rig.Kept):
+    """Saves that take a tenth of a second to write."""
+
+    def poll(self) -> list[SaveResult]:
+        return [result._replace(write_s=0.1) for result in super().poll()]
+
+
+def test_auto_chooses_an_interval_once_a_save_was_measured(tmp_path: pathlib.Path) -> None:
+    """With every_s = "auto" the loop journals the interval that the first save's cost gives, with its reason, and no
+    other while that does not change."""
+    spec = rig.replace(rig.SPEC, checkpoint=rig.CheckpointConfig(every_s="auto", deadline_s=5.0))
+    clock, orders = Clock(), scripted((1, Order(1, Word.SAVE)))
+    rig.Attempt(
+        str(tmp_path), spec=spec, platform=clock, feed=SlowFeed(clock), offering=Costing(), orders=orders
+    ).run()
+    (chosen,) = rig.records(str(tmp_path), IntervalChosen)
+    assert chosen.every_s == EVERY_S_MIN and "0 in 0.0 node-days" in chosen.reason
 
 
 def test_a_finished_run_does_nothing_but_its_end(tmp_path: pathlib.Path) -> None:
