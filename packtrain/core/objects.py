@@ -223,7 +223,10 @@ def _missing(code: str, text: str, where: str) -> PacktrainError:
 
 def _is_final(error: Exception, status: int) -> bool:
     """Asking again gives the same: the client's fault or the caller's rights."""
-    if isinstance(error, refused.PermissionDeniedError | refused.UnauthenticatedError | refused.NotSupportedError):
+    if isinstance(
+        error, refused.PermissionDeniedError | refused.UnauthenticatedError | refused.NotSupportedError
+        | refused.InvalidPathError | ValueError,
+    ):
         return True
     redirect = "incorrectly configured region" in str(error)
     return redirect or status == 501 or (400 <= status < 500 and status not in _PASSING and status != 409)

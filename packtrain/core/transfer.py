@@ -116,6 +116,7 @@ def copy(
     Raises TransferDamaged, TransferLate at the deadline, TransferStopped after `stop` was set, and what the stores
     raise. Called again after any of them, or after a kill, it goes on with what has arrived.
     """
+    assert len({item.target for item in items}) == len(items), "two items of one copy have one target"
     config = config or TransferConfig()
     work = _Copy(platform, source, target, config, rate, stop or threading.Event(), progress, replace)
     jobs: list[_Job] = []

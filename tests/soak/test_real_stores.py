@@ -20,12 +20,15 @@ import google_crc32c
 import msgspec
 import pytest
 
+from packtrain.checkpoint.publish import Gate, Save, carry
+from packtrain.checkpoint.reader import verify_commit
 from packtrain.core.errors import StoreUnreachable
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.probe import probe
 from packtrain.core.stores import Store, StoreConfig, open_store
 from packtrain.core.transfer import Item, TransferConfig, copy
-from packtrain.core.units import MIB
+from packtrain.core.units import MIB, NS
+from tests.checkpoint.worlds import WRITER, make_run, part_of, tensor_of
 from tests.core.loopback import always, bad_server, error, hang
 from tests.core.store_contract import CHECKS, pattern
 from tests.house import tree
@@ -169,6 +172,46 @@ def flipping_line(endpoint: str, at: int) -> Iterator[str]:
 def copier(source: StoreConfig, target: StoreConfig, what: Item, rate: float, threads: int = 1) -> list[str]:
     words = [msgspec.json.encode(part).decode() for part in (source, target, [what])]
     return [sys.executable, "-m", "tests.soak.copier", *words, str(rate), str(threads)]
+
+
+def test_a_checkpoint_goes_there_and_back(server: Server, tmp_path: pathlib.Path) -> None:
+    """`packtrain ckpt copy`, killed -9 by hand at some moment and given again until it ends, never leaves a manifest
+    without its parts; what is in the bucket then comes back as a checkpoint that verifies."""
+    platform, run = LocalPlatform(), tmp_path / "runs" / "mine"
+    log = make_run(platform, str(run))
+    log.begin(None, (WRITER,), "a")
+    state = [tensor_of(f"w{i}", "float32", (1024, 1024 * (5 + i)), i) for i in range(3)]
+    part = part_of(platform, state, str(tmp_path / "image"))
+    end_ns = platform.boot_ns() + 300 * NS
+    commit = carry(platform, log, str(run), Save(5, 1, (part,), {"seed": 7}, end_ns), Gate())
+    (run / "spec").mkdir()
+    (run / "spec" / "0001.toml").write_text("")
+    place, there = f"s3://{BUCKET}/copy-{tmp_path.name}", opened(server.config(f"copy-{tmp_path.name}"))
+    argv = [
+        sys.executable, "-m", "packtrain", "ckpt", "copy", "mine", "--to", place, "--endpoint", server.endpoint,
+        "--region", "us-east-1", "--key-id", "env:TEST_STORE_ID", "--secret", "env:TEST_STORE_SECRET",
+        "--rate", "60MB/s",
+    ]
+    env = {**os.environ, "PACKTRAIN_HOME": str(tmp_path), "PYTHONPATH": str(tree.ROOT)}
+    for patience_s in (2.0, 2.5, 3.0, 120.0):
+        process = subprocess.Popen(
+            argv, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            out, errors = process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, errors = process.communicate()
+            names = dict(there.list_all(""))
+            whole = any(name.endswith("manifest.json") for name in names)
+            assert not whole or len(names) == 3
+            continue
+        assert process.returncode == 0 and "verified" in out, errors
+        break
+    back = tmp_path / "back"
+    items = [Item(name, name) for name, _ in there.list_all("")]
+    copy(platform, there, opened(folder(back)), items)
+    assert verify_commit(platform, str(back), commit) == []
 
 
 @pytest.mark.parametrize("kind", ["folder", "server"])
