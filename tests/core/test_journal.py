@@ -73,7 +73,9 @@ def test_the_bytes_of_a_line() -> None:
     assert name == f"trainer3-node7-{boot}-1.0001.jsonl" and journal.writer == name.split(".")[0]
     heading, line = platform.read(f"{FOLDER}/{name}").splitlines()
     body, crc = line.split(b',"crc":')
-    assert json.loads(line)["record"] == {"kind": "training_done", "v": 1, "step": 5, "updates_skipped": 0}
+    assert json.loads(line)["record"] == {
+        "kind": "training_done", "v": 1, "step": 5, "updates_skipped": 0, "attempt": 0,
+    }
     assert body.startswith(b'{ "seq":1,"boot":"' + boot.encode() + b'","ns":')
     assert crc == b'"%08x"}' % google_crc32c.value(body)
     assert json.loads(heading)["record"]["kind"] == "segment_began" and json.loads(heading)["seq"] == 0
