@@ -64,7 +64,7 @@ def test_a_store_that_hangs_is_given_up(operation: str) -> None:
         with pytest.raises(StoreUnreachable, match=r"no answer in 0\.4 s.*\n.*where: s3://bucket/some/run a.*\n"):
             OPERATIONS[operation](bucket(server))
         assert server.left.wait(GUARD_S)
-        assert len(server.requests) == 1
+        assert len(server.requests) <= 1
 
 
 def test_a_store_that_trickles_is_given_up() -> None:
