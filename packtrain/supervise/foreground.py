@@ -365,7 +365,6 @@ class Foreground:
     def _commit_and_start(self, back: int) -> None:
         """In this order: from the commit on no earlier attempt can publish, whatever is still alive of it."""
         platform, job = self._platform, self._job
-        self._hear()  # the end of the attempt before, written by ourselves
         parent = self._further_back(back) if back else self._asked_for()
         begin = self._log.begin(parent, writers=(WRITER,), node=platform.node())
         restored = self._log.restore_point()

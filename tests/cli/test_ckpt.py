@@ -8,8 +8,12 @@ import pathlib
 import pytest
 
 from packtrain.checkpoint.commits import CommitLog
+from packtrain.cli import launch
 from packtrain.core.fake import FakeDisk, FakePlatform
+from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
+from packtrain.core.records import TrainingDone
+from packtrain.recipes.spec import RunSpec
 from tests.checkpoint import foreign
 from tests.checkpoint.worlds import RUN, WRITER, make_run, publish_small
 from tests.cli.home import call, said, script
@@ -151,6 +155,20 @@ def test_restore_says_what_it_abandons(run: pathlib.Path, capsys: pytest.Capture
     assert code == 78 and "was asked to begin from it" in errors
     code, out, _ = said(capsys, "ckpt", "restore", "mine", "40")
     assert code == 0 and "abandons" not in out
+
+
+def test_a_finished_run_goes_on_from_what_was_restored(
+    run: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run whose journal says that training is done is finished until somebody asks it to go back."""
+    platform = LocalPlatform()
+    journal = Journal(platform, f"{run}/journal", "trainer", 0)
+    journal.write(TrainingDone(step=40, updates_skipped=0, attempt=2), durable=True)
+    journal.close()
+    found = launch.Run("mine", str(run), RunSpec(recipe="first-light"), resumed=True)
+    assert launch.finished(platform, found)
+    assert said(capsys, "ckpt", "restore", "mine", "20")[0] == 0
+    assert not launch.finished(platform, found)
 
 
 def test_restore_is_refused_while_somebody_trains(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
