@@ -102,13 +102,20 @@ class Checkpoint:
         except CheckpointDamaged as error:
             raise as_damaged(f"tensor {placed.tensor}: {error.what}", error.where) from error
 
-    def verify(self, told: Callable[[int], None] = lambda n_bytes: None) -> list[Damage]:
+    def verify(
+        self, told: Callable[[int], None] = lambda n_bytes: None, found: Callable[[Damage], None] = lambda damage: None
+    ) -> list[Damage]:
         """Read every byte of every image; what is wrong, by file and tensor. Raises CheckpointUnreadable.
 
-        `told` hears after each block how many bytes it had.
+        `told` hears after each block how many bytes it had; `found` of each damage at once, whatever comes after it.
         """
+        damages = []
         with self._blocks.ahead((table, index) for table in self._tables for index in range(len(table.crc32c))):
-            return [damage for table in self._tables for damage in self._verify_part(table, told)]
+            for table in self._tables:
+                for damage in self._verify_part(table, told):
+                    found(damage)
+                    damages.append(damage)
+        return damages
 
     def _verify_part(self, table: PartTable, told: Callable[[int], None]) -> Iterator[Damage]:
         path, digest = f"{self.folder}/{table.file}", hashlib.sha256()
@@ -157,16 +164,19 @@ def open_restore(platform: Platform, run_folder: str, number: int, digest: str) 
 
 
 def verify_commit(
-    platform: Platform, run_folder: str, commit: Commit, told: Callable[[int], None] = lambda n_bytes: None
+    platform: Platform, run_folder: str, commit: Commit, told: Callable[[int], None] = lambda n_bytes: None,
+    found: Callable[[Damage], None] = lambda damage: None,
 ) -> list[Damage]:
-    """All damage of one published checkpoint, that which keeps it from being opened included; `told` as in `verify`.
+    """All damage of one published checkpoint, that which keeps it from being opened included.
 
-    Raises CheckpointUnreadable: a disk that refuses is no damage.
+    `told` and `found` as in `Checkpoint.verify`. Raises CheckpointUnreadable: a disk that refuses is no damage.
     """
     try:
-        return open_checkpoint(platform, run_folder, commit).verify(told)
+        return open_checkpoint(platform, run_folder, commit).verify(told, found)
     except (CheckpointDamaged, FormatUnknown) as error:
-        return [Damage(error.where.rpartition("/")[2], ("*",), error.what)]
+        damage = Damage(error.where.rpartition("/")[2], ("*",), error.what)
+        found(damage)
+        return [damage]
 
 
 def checkpoint_folder(run_folder: str, commit: Commit) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from packtrain.cli.options import Json, MaybeSave, Run
 if TYPE_CHECKING:
     from packtrain.checkpoint.commits import Commit
     from packtrain.checkpoint.reader import Damage
+    from packtrain.core.errors import CheckpointUnreadable
     from packtrain.core.platform import Platform
 
 TENSORS_SHOWN = 8
@@ -26,57 +28,91 @@ def verify(
     Exit codes: 0 whole, 75 the disk refuses to read, 78 damaged (or no such run or step).
     """
     from packtrain.cli import folders, published
-    from packtrain.cli.bars import Bars
     from packtrain.core.errors import UsageError
     from packtrain.core.platform import LocalPlatform
-    from packtrain.core.units import bytes_text
 
     if all_ and step is not None:
         raise UsageError("a step and --all were given", where=f"ckpt verify {run} {step} --all", fix="give one of them")
     platform, folder = LocalPlatform(), folders.find_run(run)
     chosen = published.present(platform, folder) if all_ else [published.named(platform, folder, step)]
-    with Bars(sys.stderr, bytes_text) as bars:
-        found = {commit: _verified(platform, folder, commit, bars) for commit in chosen}
-    if json:
-        from packtrain.cli.ckpt_show import print_json
-
-        print_json([_plain(commit, damage) for commit, damage in found.items()])
-    else:
-        for commit, damage in found.items():
-            typer.echo("\n".join(_lines(commit, damage)))
-    _conclude(folder, found)
+    look(platform, folder, chosen, json)
 
 
-def _verified(platform: Platform, folder: str, commit: Commit, bars: Any) -> list[Damage]:
-    """All damage of one checkpoint. Raises CheckpointUnreadable."""
+@dataclass
+class _Looked:
+    """One checkpoint, as far as it was read."""
+
+    commit: Commit
+    damage: list[Damage] = field(default_factory=list)
+    unreadable: CheckpointUnreadable | None = None
+    over: bool = False
+    """Nothing more of it will be read."""
+
+
+def look(platform: Platform, folder: str, chosen: list[Commit], json: bool) -> None:
+    """Verify these one after the other and print each when it is over; damage is printed whatever comes after it.
+
+    Raises DamageFound where there is any, else CheckpointUnreadable where the disk refused one.
+    """
+    looked: list[_Looked] = []
+    try:
+        for commit in chosen:
+            looked.append(_Looked(commit))
+            try:
+                _verify(platform, folder, looked[-1])
+            finally:
+                if not json:
+                    typer.echo("".join(f"{line}\n" for line in _lines(looked[-1])), nl=False)
+    finally:
+        if json:
+            from packtrain.cli.ckpt_show import print_json
+
+            print_json([_plain(one) for one in looked if one.over or one.damage])
+    _conclude(folder, looked)
+
+
+def _verify(platform: Platform, folder: str, looked: _Looked) -> None:
+    """Read all of one checkpoint, under a bar of its own: on a terminal nothing can be printed beneath one."""
     from packtrain.checkpoint.reader import checkpoint_bytes, verify_commit
+    from packtrain.cli.bars import Bars
+    from packtrain.core.errors import CheckpointUnreadable
+    from packtrain.core.units import bytes_text
 
-    total, done = checkpoint_bytes(platform, folder, commit), 0
+    total = done = 0
+    with Bars(sys.stderr, bytes_text) as bars:
 
-    def told(n_bytes: int) -> None:
-        nonlocal done
-        done += n_bytes
-        bars(f"step {commit.step}", done, total)
+        def told(n_bytes: int) -> None:
+            nonlocal done
+            done += n_bytes
+            bars(f"step {looked.commit.step}", done, total)
 
-    return verify_commit(platform, folder, commit, told)
+        try:
+            total = checkpoint_bytes(platform, folder, looked.commit)
+            verify_commit(platform, folder, looked.commit, told, looked.damage.append)
+        except CheckpointUnreadable as error:
+            looked.unreadable = error
+    looked.over = True
 
 
-def _plain(commit: Commit, damage: list[Damage]) -> dict[str, Any]:
+def _plain(one: _Looked) -> dict[str, Any]:
     return {
-        "step": commit.step, "attempt": commit.attempt, "commit": commit.number, "whole": not damage,
-        "damage": [one._asdict() for one in damage],
+        "step": one.commit.step, "attempt": one.commit.attempt, "commit": one.commit.number,
+        "whole": one.over and not one.damage and one.unreadable is None,
+        "damage": [damage._asdict() for damage in one.damage],
+        "unreadable": None if one.unreadable is None else one.unreadable.as_dict(),
     }
 
 
-def _lines(commit: Commit, damage: list[Damage]) -> list[str]:
+def _lines(one: _Looked) -> list[str]:
     from packtrain.monitor.report import printable
 
-    if not damage:
-        return [f"step {commit.step} (commit {commit.number}): whole"]
-    return [
-        printable(f"step {commit.step} (commit {commit.number}): DAMAGED {one.file}: {_names(one.tensors)}: {one.what}")
-        for one in damage
-    ]
+    name = f"step {one.commit.step} (commit {one.commit.number})"
+    lines = [f"{name}: DAMAGED {damage.file}: {_names(damage.tensors)}: {damage.what}" for damage in one.damage]
+    if one.unreadable is not None:
+        lines.append(f"{name}: UNREADABLE {one.unreadable.where}: {one.unreadable.what}")
+    if one.over and not lines:
+        lines.append(f"{name}: whole")
+    return [printable(line) for line in lines]
 
 
 def _names(tensors: tuple[str, ...]) -> str:
@@ -86,14 +122,25 @@ def _names(tensors: tuple[str, ...]) -> str:
     return ", ".join(tensors[:TENSORS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _conclude(folder: str, found: dict[Commit, list[Damage]]) -> None:
-    """Raises DamageFound where there is any."""
-    from packtrain.core.errors import DamageFound
+def _conclude(folder: str, looked: list[_Looked]) -> None:
+    """Raises DamageFound where there is any, else CheckpointUnreadable where there is such."""
+    from packtrain.core.errors import CheckpointUnreadable, DamageFound
 
-    bad = [commit.step for commit, damage in found.items() if damage]
+    bad = [one.commit.step for one in looked if one.damage]
+    errors = [one.unreadable for one in looked if one.unreadable is not None]
+    whole = sum(not one.damage and one.unreadable is None for one in looked)
+    counts = f"{whole} of {len(looked)} looked at {'is' if whole == 1 else 'are'} whole"
+    unread = f"the disk refuses to read step {_listed([one.commit.step for one in looked if one.unreadable])} now"
     if bad:
         raise DamageFound(
-            f"damaged: step {', '.join(map(str, bad))}; {len(found) - len(bad)} of {len(found)} looked at are whole",
+            f"damaged: step {_listed(bad)}; {counts}" + (f"; {unread}" if errors else ""),
             where=f"{folder}/checkpoints",
             fix="copy the files named from another copy of the run folder, or go back with `packtrain ckpt restore`",
         )
+    if errors:
+        where, fix = errors[0].where, errors[0].fix
+        raise CheckpointUnreadable(f"{unread}; {counts}", where=where, fix=fix) from errors[0]
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, dict.fromkeys(steps)))

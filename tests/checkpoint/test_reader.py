@@ -273,6 +273,20 @@ def test_a_disk_that_refuses_is_no_damage(op, code):
     assert verify_commit(platform, RUN, commit) == []
 
 
+def test_damage_is_told_before_what_is_refused():
+    """Damage found in one part is told although the disk then refuses another; so is what keeps it from opening."""
+    platform, commit = tiny()
+    found = []
+    platform.disk.find_file(files_of(platform, commit)["part-r00000.safetensors"]).data[-1] ^= 1
+    platform.faults = lambda op, path, n: fail(errno.EIO) if path.endswith("part-r00001.safetensors") else None
+    with pytest.raises(CheckpointUnreadable):
+        verify_commit(platform, RUN, commit, found=found.append)
+    assert [damage.file for damage in found] == ["part-r00000.safetensors"]
+    platform.faults = lambda op, path, n: None
+    platform.disk.find_file(files_of(platform, commit)[fmt.MANIFEST]).data[-1] ^= 1
+    assert verify_commit(platform, RUN, commit, found=found.append) == found[1:] != []
+
+
 def test_a_later_format_says_so():
     """A manifest of a later format is no damage: it needs another version, and exits 78."""
     with pytest.raises(FormatUnknown):

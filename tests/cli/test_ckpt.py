@@ -8,7 +8,8 @@ import pathlib
 import pytest
 
 from packtrain.checkpoint.commits import CommitLog
-from packtrain.cli import launch
+from packtrain.cli import ckpt_verify, launch
+from packtrain.cli.published import present
 from packtrain.core.fake import FakeDisk, FakePlatform
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
@@ -18,6 +19,7 @@ from tests.checkpoint import foreign
 from tests.checkpoint.worlds import RUN, WRITER, make_run, publish_small
 from tests.cli.home import call, said, script
 
+IMAGE = "part-r00000.safetensors"
 SPEC = "recipe = 'first-light'\n[checkpoint]\nkeep_last = 2\ngrace_s = 3600.0\n"
 
 
@@ -37,6 +39,12 @@ def run(home: pathlib.Path) -> pathlib.Path:
     (folder / "spec").mkdir()
     (folder / "spec" / "0001.toml").write_text(SPEC)
     return folder
+
+
+def damage(file: pathlib.Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
 
 
 def folders(run: pathlib.Path) -> list[str]:
@@ -87,10 +95,7 @@ def test_verify_names_tensor_and_file(run: pathlib.Path, capsys: pytest.CaptureF
     assert said(capsys, "ckpt", "verify", "mine")[:2] == (0, "step 40 (commit 8): whole\n")
     code, out, errors = said(capsys, "ckpt", "verify", "mine", "--all")
     assert code == 0 and out.count("whole") == 6 and "step 10: " in errors
-    image = run / "checkpoints" / "step-00000030.a0002.t1" / "part-r00000.safetensors"
-    data = bytearray(image.read_bytes())
-    data[-1] ^= 1
-    image.write_bytes(data)
+    damage(run / "checkpoints" / "step-00000030.a0002.t1" / IMAGE)
     code, out, errors = said(capsys, "ckpt", "verify", "mine", "--all")
     assert code == 78 and out.count("whole") == 5 and "[checkpoint.damage_found]" in errors
     (line,) = [line for line in out.splitlines() if "DAMAGED" in line]
@@ -98,6 +103,58 @@ def test_verify_names_tensor_and_file(run: pathlib.Path, capsys: pytest.CaptureF
     code, out, _ = said(capsys, "ckpt", "verify", "mine", "30", "--json")
     (told,) = json.loads(out)
     assert code == 78 and not told["whole"] and told["damage"][0]["tensors"] == ["w", "step"]
+
+
+def test_verify_tells_damage_and_refusals(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One damaged and two that the disk refuses: each is told, those after them still looked at, and it ends in 78;
+    refused ones alone end in 75, however many are whole; as JSON the same."""
+    saves = run / "checkpoints"
+    for step in (20, 40):
+        image = saves / f"step-{step:08d}.a0001.t1" / IMAGE
+        image.rename(run / f"{step}")
+        image.mkdir()
+    code, out, errors = said(capsys, "ckpt", "verify", "mine", "--all")
+    assert code == 75 and "[checkpoint.unreadable] the disk refuses to read step 20, 40 now; 4 of 6" in errors
+    words = [line.split()[4] for line in out.splitlines()]
+    assert words == ["whole", "UNREADABLE", "whole", "UNREADABLE", "whole", "whole"]
+    damage(saves / "step-00000010.a0001.t1" / IMAGE)
+    code, out, errors = said(capsys, "ckpt", "verify", "mine", "--all")
+    assert code == 78 and "[checkpoint.damage_found] damaged: step 10; 3 of 6 looked at are whole; the disk" in errors
+    lines = out.splitlines()
+    assert len(lines) == 6 and lines[0].startswith(f"step 10 (commit 2): DAMAGED {IMAGE}: w, step: ")
+    assert lines[1].startswith("step 20 (commit 3): UNREADABLE ") and str(saves / "step-00000020.a0001.t1") in lines[1]
+    code, out, _ = said(capsys, "ckpt", "verify", "mine", "--all", "--json")
+    told = json.loads(out)
+    assert code == 78 and [one["whole"] for one in told] == [False, False, True, False, True, True]
+    assert [len(one["damage"]) for one in told] == [1, 0, 0, 0, 0, 0]
+    assert [one["unreadable"] and one["unreadable"]["name"] for one in told] == [
+        None, "checkpoint.unreadable", None, "checkpoint.unreadable", None, None,
+    ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_verify_cut_short_tells_what_it_found(
+    as_json: bool, run: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C in the third checkpoint: the damage of the first and the wholeness of the second are on stdout, and
+    nothing is said of the third, of which nothing is known."""
+
+    class Cut(LocalPlatform):
+        def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
+            if "step-00000030.a0001" in path:
+                raise KeyboardInterrupt
+            return super().read(path, offset, size)
+
+    damage(run / "checkpoints" / "step-00000010.a0001.t1" / IMAGE)
+    with pytest.raises(KeyboardInterrupt):
+        ckpt_verify.look(Cut(), str(run), present(Cut(), str(run)), as_json)
+    out = capsys.readouterr().out
+    if as_json:
+        assert [(one["step"], one["whole"], len(one["damage"])) for one in json.loads(out)] == [
+            (10, False, 1), (20, True, 0),
+        ]
+    else:
+        assert out.startswith("step 10 (commit 2): DAMAGED") and out.endswith("\nstep 20 (commit 3): whole\n")
 
 
 def test_diff(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
