@@ -143,10 +143,9 @@ def _write_try(
     checkpoints = f"{run_folder}/checkpoints"
     check()
     _require_room(platform, checkpoints, sum(part.bytes for part in save.parts))
-    folder = _free_name(platform, checkpoints, save, trial)
+    folder = _new_folder(platform, checkpoints, save, trial)
     path = f"{checkpoints}/{folder}"
     try:
-        platform.mkdir(path)
         parts = [_write_part(platform, path, part, check) for part in save.parts]
         manifest = fmt.encode(_manifest(save, specs, parts))
         platform.write_new(f"{path}/{fmt.MANIFEST}", manifest)
@@ -188,10 +187,19 @@ def _manifest(save: Save, specs: list[TensorSpec], parts: list[PartEntry]) -> Ma
     return Manifest(step=save.step, attempt=save.attempt, tensors=specs, parts=parts, **save.about)
 
 
-def _free_name(platform: Platform, checkpoints: str, save: Save, trial: int) -> str:
-    """A folder that nobody has made, this try's or a later one's: a carrier before this one may have used some."""
-    names = (str(FolderName(save.step, save.attempt, n)) for n in itertools.count(trial))
-    return next(name for name in names if not platform.exists(f"{checkpoints}/{name}"))
+def _new_folder(platform: Platform, checkpoints: str, save: Save, trial: int) -> str:
+    """The first name from this try's on that nobody has, made here and by nobody else: it may be discarded again.
+
+    A carrier before this one may have used some, or a thread that was given up and wakes late.
+    """
+    for number in itertools.count(trial):
+        name = str(FolderName(save.step, save.attempt, number))
+        try:
+            platform.mkdir_new(f"{checkpoints}/{name}")
+            break
+        except FileExistsError:
+            continue
+    return name
 
 
 def _require_room(platform: Platform, checkpoints: str, image_bytes: int) -> None:

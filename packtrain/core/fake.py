@@ -271,6 +271,9 @@ class FakePlatform(Platform):
     def mkdir(self, path: str, mode: int = 0o755) -> None:
         self.step("mkdir", path, lambda: self.disk.mkdir(path))
 
+    def mkdir_new(self, path: str) -> None:
+        self.step("mkdir", path, lambda: self.disk.mkdir_new(path))
+
     def create(self, path: str, mode: int = 0o644) -> File:
         return self.step("create", path, lambda: _FakeFile(self, self.disk.create(path), path))
 

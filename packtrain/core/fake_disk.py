@@ -224,6 +224,12 @@ class FakeDisk:
             elif isinstance(node, FileNode):
                 raise os_error(errno.EEXIST if here == full(path) else errno.ENOTDIR, path)
 
+    def mkdir_new(self, path: str) -> None:
+        folder, name = self.parent(path)
+        if _entry(folder.names, name, path) is not None:
+            raise os_error(errno.EEXIST, path)
+        self._change((folder, name, DirNode(self.clock.now_ns)))
+
     def create(self, path: str) -> FileNode:
         folder, name = self.parent(path)
         if _entry(folder.names, name, path) is not None:

@@ -111,6 +111,10 @@ class Platform(ABC):
         """With parents; no error when it exists."""
 
     @abstractmethod
+    def mkdir_new(self, path: str) -> None:
+        """One folder that must not exist, for whoever may take it away again; EEXIST otherwise."""
+
+    @abstractmethod
     def create(self, path: str, mode: int = 0o644) -> File:
         """Create a file that must not exist (O_EXCL); EEXIST otherwise."""
 
@@ -310,6 +314,9 @@ class LocalPlatform(Platform):
 
     def mkdir(self, path: str, mode: int = 0o755) -> None:
         os.makedirs(path, mode=mode, exist_ok=True)
+
+    def mkdir_new(self, path: str) -> None:
+        os.mkdir(path)
 
     def create(self, path: str, mode: int = 0o644) -> File:
         return _LocalFile(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))

@@ -87,6 +87,10 @@ class MortalPlatform(LocalPlatform):
         self.count()
         super().mkdir(path, mode)
 
+    def mkdir_new(self, path: str) -> None:
+        self.count()
+        super().mkdir_new(path)
+
     def create(self, path: str, mode: int = 0o644) -> File:
         self.count()
         return _MortalFile(super().create(path, mode), self)

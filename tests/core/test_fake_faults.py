@@ -80,6 +80,7 @@ EVERY: dict[str, Callable[[FakePlatform], Callable[[], Any]]] = {
 }
 
 BULK: dict[str, tuple[str, Callable[[FakePlatform], Callable[[], Any]]]] = {
+    "mkdir_new": ("mkdir", lambda p: partial(p.mkdir_new, "/tmp/new")),
     "create_image": ("create", lambda p: partial(p.create_image, "/tmp/new", 1)),
     "read_into": ("read", lambda p: partial(p.read_into, "/tmp/file", 0, memoryview(bytearray(1)))),
     "write_at": ("write", lambda p: partial(p.create_image("/tmp/open", 1).write_at, 0, memoryview(b"x"))),
