@@ -106,8 +106,6 @@ class Packtrain(Jax):
 
     def end_save(self) -> None:
         assert not [result.error for result in self.saver.wait_all(LONG_S) if result.error]
-        for name in sorted(os.listdir(f"{self.folder}/checkpoints"))[:-1]:
-            shutil.rmtree(f"{self.folder}/checkpoints/{name}")
 
     def restore(self, place: Any) -> dict[str, Any]:
         from packtrain.checkpoint.reader import open_checkpoint
@@ -145,8 +143,6 @@ class Orbax(Jax):
 
     def end_save(self) -> None:
         self.saver.wait_until_finished()
-        for name in sorted(os.listdir(self.folder))[:-1]:
-            shutil.rmtree(f"{self.folder}/{name}")
 
     def restore(self, place: Any) -> dict[str, Any]:
         shape = self.jax.ShapeDtypeStruct(TENSOR, np.float32, sharding=place)
@@ -189,8 +185,6 @@ class Torch:
 
     def end_save(self) -> None:
         self.waiting.result()
-        for name in sorted(os.listdir(self.folder))[:-1]:
-            shutil.rmtree(f"{self.folder}/{name}")
 
     def restore(self, place: None) -> dict[str, Any]:
         state = {name: self.torch.zeros(TENSOR) for name in self.state}
@@ -236,6 +230,12 @@ def figure(one: Any, word: str) -> float:
     return taken_s
 
 
+def drop_older(folder: str) -> None:
+    """All saves but the last; not timed."""
+    for name in sorted(os.listdir(folder))[:-1]:
+        shutil.rmtree(f"{folder}/{name}")
+
+
 def main(name: str, folder: str, gib: float) -> None:
     kinds: dict[str, Any] = {"packtrain": Packtrain, "orbax": Orbax, "torch": Torch}
     try:
@@ -246,7 +246,9 @@ def main(name: str, folder: str, gib: float) -> None:
     print(json.dumps({"version": one.version}), flush=True)
     for line in sys.stdin:
         try:
-            print(json.dumps({"seconds": figure(one, line.strip())}), flush=True)
+            taken_s = figure(one, line.strip())
+            drop_older(f"{folder}/checkpoints" if name == "packtrain" else folder)
+            print(json.dumps({"seconds": taken_s}), flush=True)
         except Exception as error:
             print(json.dumps({"failed": f"{type(error).__name__}: {error}"[:500]}), flush=True)
     one.close()

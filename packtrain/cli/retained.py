@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from packtrain.checkpoint.config import CheckpointConfig
-from packtrain.core.errors import RunHeld, RunUnusable
+from packtrain.core.errors import RunUnusable
+from packtrain.core.holder import hold
 from packtrain.core.platform import Platform
-from packtrain.supervise.foreground import holder_text
 
 
 def config_of(platform: Platform, folder: str) -> CheckpointConfig:
@@ -24,19 +22,14 @@ def config_of(platform: Platform, folder: str) -> CheckpointConfig:
 @contextmanager
 def unheld(platform: Platform, folder: str, verb: str) -> Iterator[None]:
     """Inside, nobody trains this run. Raises RunHeld naming who does, RunUnusable."""
-    path = f"{folder}/holder"
-    note = {"job": verb, "pid": os.getpid(), "node": platform.node(), "since": "now"}
+    fix = "stop it with Ctrl-C or SIGTERM, then give this command, then start it again"
     try:
-        lock = platform.lock(path, json.dumps(note))
+        lock = hold(platform, folder, verb, fix)
     except OSError as error:
         raise RunUnusable(
-            f"the run cannot be held: {error.strerror}", where=path, fix="see that its folder can be written"
+            f"the run cannot be held: {error.strerror}", where=f"{folder}/holder",
+            fix="see that its folder can be written",
         ) from error
-    if lock is None:
-        raise RunHeld(
-            f"the run is in use by {holder_text(platform, path)}", where=folder,
-            fix="stop it with Ctrl-C or SIGTERM, then give this command, then start it again",
-        )
     try:
         yield
     finally:

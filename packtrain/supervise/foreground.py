@@ -13,13 +13,11 @@ Runs in the main thread: signals arrive there, and children die when the thread 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from packtrain.checkpoint.asked import wished
@@ -33,10 +31,10 @@ from packtrain.core.errors import (
     FormatUnknown,
     OurError,
     PacktrainError,
-    RunHeld,
     RunUnusable,
     error_named,
 )
+from packtrain.core.holder import hold
 from packtrain.core.journal import Entry, Journal, Tail
 from packtrain.core.platform import Platform, Process
 from packtrain.core.records import (
@@ -161,18 +159,10 @@ def run(job: Job, platform: Platform, view: View) -> Finish:
 @contextmanager
 def held(job: Job, platform: Platform) -> Iterator[None]:
     """The run's holder lock. The kernel drops it when this process ends, however it ends. Raises RunHeld."""
-    path = f"{job.run_folder}/holder"
-    since = datetime.fromtimestamp(platform.wall_s(), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    note = {"job": job.name, "pid": os.getpid(), "node": platform.node(), "since": since}
     try:
-        lock = platform.lock(path, json.dumps(note))
+        lock = hold(platform, job.run_folder, job.name)
     except OSError as error:
-        raise unusable("the run cannot be held", error, path) from error
-    if lock is None:
-        raise RunHeld(
-            f"run {job.name!r} is held by {holder_text(platform, path)}", where=job.run_folder,
-            fix="wait for it, stop it with Ctrl-C or SIGTERM, or start another run with --new",
-        )
+        raise unusable("the run cannot be held", error, f"{job.run_folder}/holder") from error
     try:
         yield
     finally:
@@ -184,15 +174,6 @@ def unusable(what: str, error: OSError, where: str) -> RunUnusable:
         f"{what}: {error.strerror}", where=str(error.filename or where),
         fix="see that the disk is there, writable and not full; then run the same command",
     )
-
-
-def holder_text(platform: Platform, path: str) -> str:
-    """Who holds a run, in words, from the note in its holder file."""
-    try:
-        note = platform.read_json(path)
-        return f"job {note['job']!r}: process {note['pid']} on {note['node']}, since {note['since']}"
-    except (OSError, ValueError, TypeError, KeyError):
-        return "another process, which is just starting"
 
 
 def seems_held(platform: Platform, run_folder: str) -> bool:

@@ -6,19 +6,18 @@ child that dies with it.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from packtrain.checkpoint.asked import next_restored, wished
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.core import contract
 from packtrain.core.contract import Beats, Place, Restore
-from packtrain.core.errors import Contradiction, NeitherRestoreNorFresh, RunHeld
+from packtrain.core.errors import Contradiction, NeitherRestoreNorFresh
+from packtrain.core.holder import hold
 from packtrain.core.journal import Journal
 from packtrain.core.platform import Platform, Process
 from packtrain.core.records import AttemptBegan
@@ -109,27 +108,11 @@ def _by_hand(platform: Platform, env: Mapping[str, str], place: Place, run: str,
 @contextmanager
 def _held(platform: Platform, run: str) -> Iterator[None]:
     """The run's lock, dropped by the kernel however this process ends. Raises RunHeld naming who has it."""
-    path = f"{run}/holder"
-    since = datetime.fromtimestamp(platform.wall_s(), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    note = {"job": os.path.basename(run), "pid": os.getpid(), "node": platform.node(), "since": since}
-    lock = platform.lock(path, json.dumps(note))
-    if lock is None:
-        raise RunHeld(
-            f"the run is held by {_holder(platform, path)}", where=run,
-            fix="wait for it, or stop it with Ctrl-C or SIGTERM",
-        )
+    lock = hold(platform, run, os.path.basename(run))
     try:
         yield
     finally:
         lock.release()
-
-
-def _holder(platform: Platform, path: str) -> str:
-    try:
-        note = platform.read_json(path)
-        return f"process {note['pid']} on {note['node']}, since {note['since']}"
-    except (OSError, ValueError, TypeError, KeyError):
-        return "another process, which is just starting"
 
 
 def _begin(platform: Platform, run: str, fresh: bool) -> tuple[Commit, Restore | None]:
