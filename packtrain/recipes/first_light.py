@@ -24,9 +24,10 @@ def first_light(vocab: int = VOCAB) -> RunSpec:
     return RunSpec(
         recipe="first-light",
         model=ModelConfig(vocab=vocab, layers=4, embed=256, heads=4, kv_heads=2, head=64, mlp=704),
-        optim=OptimConfig(learning_rate=3e-3, warmup_steps=40, schedule="wsd", decay_fraction=0.5),
+        optim=OptimConfig(name="muon", learning_rate=0.012, warmup_steps=40, schedule="wsd", decay_fraction=0.5),
+        # Four rows and 256 tokens of the loss at a time: what is in use fits the caches (docs/PERFORMANCE.md).
         train=TrainConfig(
-            steps=1000, microbatches=2, unroll=True, minutes_max=MINUTES_MAX, eval_every_steps=250,
+            steps=1000, microbatches=2, loss_tokens=256, unroll=True, minutes_max=MINUTES_MAX, eval_every_steps=250,
             sample_prompts=("def ", "class ", "import "), sample_tokens=96,
         ),
         data=DataConfig(batch_rows=8, length=256),
