@@ -266,6 +266,12 @@ class StoreUnreachable(AgainError):
     name = "store.unreachable"
 
 
+class StoreHeld(AgainError):
+    """Somebody else is writing the same name just now."""
+
+    name = "store.held"
+
+
 class TransferDamaged(ConfigError):
     """Bytes at one end are not those that were promised, however often they are read or sent."""
 

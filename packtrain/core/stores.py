@@ -11,6 +11,7 @@ import errno
 import os
 import posixpath
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,12 +19,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from packtrain.core.errors import BadValue, NameAbsent, NameTaken, StoreRefused, StoreUnreachable
-from packtrain.core.platform import File, Platform
+from packtrain.core.errors import BadValue, NameAbsent, NameTaken, StoreHeld, StoreRefused, StoreUnreachable
+from packtrain.core.platform import File, Lock, Platform
 
 PAGE_NAMES_MAX = 1000
 TEMP = ".new-"
 """How the last part of a name begins that is not whole yet: no listing shows it, and nobody can ask for it."""
+HOLD_TRIES = 3
 _PART = re.compile(r"[A-Za-z0-9._=@+,-]{1,200}")
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTSUP, errno.EXDEV, errno.ELOOP)
 
@@ -55,7 +57,10 @@ class Page(NamedTuple):
 
 
 class Upload(ABC):
-    """One large object on its way into a store, chunk by chunk: whole after `finish`, not visible at all before."""
+    """One large object on its way into a store, chunk by chunk: whole after `finish`, not visible at all before.
+
+    Who begins one ends it with `finish` or `leave`.
+    """
 
     in_order: bool
     """Chunks must come one after the other, from the first: this kind cannot resume inside an object."""
@@ -78,6 +83,11 @@ class Upload(ABC):
     @abstractmethod
     def finish(self, replace: bool) -> None:
         """Make it visible under its name. Without `replace` NameTaken where the name is found taken."""
+
+    def leave(self) -> None:
+        """Go no further, now or when a `put` under way comes back; what has arrived stays for the next. Again: nothing.
+        """
+        return
 
 
 DAMAGED_ON_THE_WAY = ("BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "Md5Mismatch", "RequestTimeout")
@@ -104,7 +114,7 @@ class Plan(NamedTuple):
 class Store(ABC):
     """Named bytes. Names are relative, like `checkpoints/step-1/part-r0.json`. Safe to use from several threads.
 
-    Raises NameAbsent, NameTaken, StoreRefused, StoreUnreachable and nothing else.
+    Raises NameAbsent, NameTaken, StoreRefused, StoreUnreachable, where that is said StoreHeld, and nothing else.
     """
 
     url: str
@@ -126,7 +136,10 @@ class Store(ABC):
 
     @abstractmethod
     def upload(self, plan: Plan) -> Upload:
-        """Begin a large object, or go on with one that an earlier process began with an equal plan."""
+        """Begin a large object, or go on with one that an earlier process began with an equal plan.
+
+        StoreHeld: somebody else is writing that name just now. A folder can tell, a bucket cannot.
+        """
 
     @abstractmethod
     def list(self, prefix: str, after: str = "") -> Page:
@@ -199,10 +212,16 @@ def open_store(platform: Platform, config: StoreConfig) -> Store:
     """The store at `config.url`; nothing is asked of it yet. Raises BadValue, StoreRefused."""
     scheme, found, rest = config.url.partition("://")
     if not found or scheme == "file":
-        return Folder(platform, rest if found else config.url)
+        return Folder(platform, _folder_named(rest if found else config.url))
     from packtrain.core.objects import open_objects  # only who has a bucket pays for importing its client
 
     return open_objects(platform, config)
+
+
+def _folder_named(path: str) -> str:
+    if path:
+        return path
+    raise BadValue("a store without a path", where="store", fix="give the path of a folder that exists")
 
 
 # --- a folder ----------------------------------------------------------------------------------------
@@ -275,7 +294,7 @@ class Folder(Store):
             self._platform.fsync_dir(posixpath.dirname(path))
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{check_name(name, self.url)}"
+        return posixpath.join(self._root, check_name(name, self.url))
 
     def _make_parent(self, path: str) -> None:
         """The root itself is never made here: where it is missing, a disk is not mounted."""
@@ -317,14 +336,27 @@ class Folder(Store):
 
 
 class _FileUpload(Upload):
-    """Chunks are written into place in a temporary file beside the target, whose content tells what it has already."""
+    """Chunks are written into place in a temporary file beside the target, whose content tells what it has already.
+
+    A lock beside it keeps others out from beginning to end: they would have the very file open that is renamed to the
+    target, and write into it afterwards.
+    """
 
     in_order, shows = False, True
 
     def __init__(self, folder: Folder, platform: Platform, path: str, plan: Plan) -> None:
         self._folder, self._platform, self._path, self._plan = folder, platform, path, plan
         self._temp = _temp(path, f"{plan.size}-{plan.chunk_bytes}")
-        self._file = self._open()
+        self._use = threading.Lock()
+        self._users = 1
+        """Calls under way, and the owner until it leaves."""
+        self._left = False
+        self._hold = _Hold(platform, path)
+        try:
+            self._file = self._open()
+        except BaseException:
+            self._hold.release()
+            raise
 
     def _open(self) -> File:
         try:
@@ -336,7 +368,7 @@ class _FileUpload(Upload):
         return is_good(self.look(index))
 
     def put(self, index: int, data: bytes) -> int:
-        with _explained(self._folder, self._path):
+        with self._used(), _explained(self._folder, self._path):
             self._file.write_at(self._plan.span(index)[0], data)
         return 1
 
@@ -345,13 +377,89 @@ class _FileUpload(Upload):
             return self._platform.read(self._temp, *self._plan.span(index))
 
     def finish(self, replace: bool) -> None:
-        with _explained(self._folder, self._path):
+        try:
+            with _explained(self._folder, self._path):
+                self._sync()
+                if not replace:
+                    require_free(self._folder, self._plan.name)
+                self._platform.replace(self._temp, self._path)
+                self._folder.sync_parents(self._path)
+        finally:
+            self.leave()
+
+    def _sync(self) -> None:
+        """Where fsync fails nothing of the file is believed: Linux tells of bytes that never reached the disk once, to
+        one descriptor, and goes on to show them from its cache. The next process begins anew.
+
+        A disk that cannot even unlink any more forgets its cache before it is written again.
+        """
+        try:
             self._file.fsync()
+        except OSError:
+            with suppress(OSError):
+                self._platform.unlink(self._temp)
+            raise
+
+    def leave(self) -> None:
+        with self._use:
+            again, self._left = self._left, True
+        if not again:
+            self._end_use()
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        with self._use:
+            if not self._users:
+                raise StoreUnreachable("this upload was left", where=self._path, fix="begin it again")
+            self._users += 1
+        try:
+            yield
+        finally:
+            self._end_use()
+
+    def _end_use(self) -> None:
+        """The last one out closes: a descriptor in use may not become another file's, nor the name another copier's."""
+        with self._use:
+            self._users -= 1
+            last = not self._users
+        if last:
             self._file.close()
-            if not replace:
-                require_free(self._folder, self._plan.name)
-            self._platform.replace(self._temp, self._path)
-            self._folder.sync_parents(self._path)
+            self._hold.release()
+
+
+class _Hold:
+    """A name of a folder that one process at a time writes to. Raises StoreHeld, OSError. A kill ends it."""
+
+    def __init__(self, platform: Platform, path: str) -> None:
+        self._platform, self._path = platform, _temp(path, "lock")
+        self._lock = self._take(f"process {os.getpid()} on {platform.node()} ({platform.token()})")
+
+    def _take(self, note: str) -> Lock:
+        for _ in range(HOLD_TRIES):
+            lock = self._platform.lock(self._path, note)
+            if lock is None:
+                break
+            if self._note() == note:
+                return lock
+            lock.release()  # of a file whose name was taken away meanwhile, so it keeps nobody out
+        raise StoreHeld(
+            f"{self._note() or 'somebody'} is writing it", where=self._path,
+            fix="let it end, then give the same command",
+        )
+
+    def _note(self) -> str:
+        """What the file under the lock's name says, fit for a screen."""
+        try:
+            text = self._platform.read(self._path, 0, 200).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "".join(c for c in text if c.isprintable())
+
+    def release(self) -> None:
+        """The name goes first, while nobody else can hold it."""
+        with suppress(OSError):
+            self._platform.unlink(self._path)
+        self._lock.release()
 
 
 @contextmanager

@@ -32,6 +32,7 @@ PARTS_MAX = 9000
 TRIES = 3
 LOOK_S = 0.25
 """How often a waiting copy looks whether it shall stop, or go faster."""
+WAIT_S_MIN = 0.001
 CREDIT_S = 1.0
 """Time lost in waiting for the stores is made up for by this much of faster sending, and no more: from its beginning on
 a copy never averages more than its rate, and over any 20 s at most 5% more."""
@@ -126,39 +127,52 @@ def copy(
         work.pool.run([partial(work.begin, job) for job in jobs])
     finally:
         work.over.set()
+        for job in jobs:
+            job.leave()
     return work.tally
 
 
 class Throttle:
-    """Hands out the right to move bytes so that they average the rate, from the first byte on."""
+    """Hands out the right to move bytes so that they average the rate, from the first byte on.
+
+    What is asked for is a debt, paid off first come, first served at the rate of the moment: each look pays for the
+    time since the last one, at the rate that was said then.
+    """
 
     def __init__(self, platform: Platform, rate: Rate, check: Callable[[], None]) -> None:
         """`check` is called while waiting, and may raise."""
         self._platform, self._rate, self._check = platform, rate, check
         self._lock = threading.Lock()
-        self._free_ns = platform.boot_ns()
+        self._asked = 0.0
+        """Bytes, all together."""
+        self._paid = 0.0
+        """Of these; more: credit."""
+        self._looked_ns = platform.boot_ns()
+        self._said = 0.0
+        """Bytes a second at the last look."""
 
     def take(self, n_bytes: int) -> None:
         """Wait until `n_bytes` may be moved."""
         self._check()
-        while (until_ns := self._reserve(n_bytes)) is None:
-            self._wait(LOOK_S)
-        while (left_s := (until_ns - self._platform.boot_ns()) / NS) > 0:
-            self._wait(min(left_s, LOOK_S))
+        mine, paid = self._look(n_bytes)
+        while paid < mine:
+            wait_s = (mine - paid) / self._said if self._said > 0 else LOOK_S
+            self._check()
+            self._platform.sleep(min(LOOK_S, max(WAIT_S_MIN, wait_s)))
+            _, paid = self._look()
 
-    def _reserve(self, n_bytes: int) -> int | None:
-        """When the bytes may go; None: not at all for now."""
-        rate = self._rate()
-        if rate <= 0:
-            return None
+    def _look(self, more: int = 0) -> tuple[float, float]:
+        """Pay for the time since the last look, then ask for `more`: (bytes asked for, bytes paid) by now."""
+        said = max(0.0, self._rate())
         with self._lock:
-            earliest_ns = self._platform.boot_ns() - int(CREDIT_S * NS)
-            self._free_ns = max(self._free_ns, earliest_ns) + int(n_bytes / rate * NS)
-            return self._free_ns
-
-    def _wait(self, seconds: float) -> None:
-        self._check()
-        self._platform.sleep(seconds)
+            now_ns = self._platform.boot_ns()
+            passed_s, self._looked_ns = (now_ns - self._looked_ns) / NS, now_ns
+            earned = self._said * passed_s if passed_s else 0.0
+            self._paid = min(self._paid + earned, self._asked + said * CREDIT_S)
+            self._asked, self._said = self._asked + more, said
+            if math.isinf(said):
+                self._paid = self._asked
+            return self._asked, self._paid
 
 
 class _Job:
@@ -198,6 +212,10 @@ class _Job:
         with self.lock:
             self.left -= 1
             return self.left == 0
+
+    def leave(self) -> None:
+        if self.upload is not None:
+            self.upload.leave()
 
     def where(self, store: Store, name: str, index: int) -> str:
         start, size = self.plan.span(index)
@@ -269,6 +287,8 @@ class _Copy:
 
     def _send(self, job: _Job) -> None:
         job.upload = self._target.upload(job.plan)
+        if self.over.is_set():  # `copy` has ended without seeing this one
+            job.leave()
         if job.upload.in_order:
             for index in range(job.plan.chunks):
                 self._put(job, index)

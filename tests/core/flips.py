@@ -75,3 +75,6 @@ class _Flipping(Upload):
 
     def finish(self, replace: bool) -> None:
         self._inner.finish(replace)
+
+    def leave(self) -> None:
+        self._inner.leave()

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from packtrain.core.errors import NameAbsent, NameTaken, StoreRefused, StoreUnreachable
+from packtrain.core.errors import BadValue, NameAbsent, NameTaken, StoreHeld, StoreRefused, StoreUnreachable
 from packtrain.core.fake import FakeCrash, FakeDisk, FakePlatform, Fault, crash, explore, fail, power_cut
-from packtrain.core.platform import LocalPlatform
+from packtrain.core.platform import LocalPlatform, Lock
 from packtrain.core.stores import PAGE_NAMES_MAX, Folder, Plan, Store, StoreConfig, open_store
 from tests.core.store_contract import CHECKS
 
@@ -116,7 +116,9 @@ def test_an_upload_with_other_content_in_its_way() -> None:
     """A chunk that an earlier process left damaged is not taken for good."""
     platform = FakePlatform(FakeDisk())
     store, plan = Folder(platform, "/tmp"), Plan("f", 16, 8)
-    store.upload(plan).put(0, b"damaged!")
+    first = store.upload(plan)
+    first.put(0, b"damaged!")
+    first.leave()
     upload = store.upload(plan)
     assert upload.has(0, b"damaged!".__eq__) and not upload.has(0, b"intended".__eq__)
     assert not upload.has(1, b"intended".__eq__)
@@ -133,6 +135,105 @@ def test_of_two_finishes_one_is_told() -> None:
     assert store.read("f", 0, 99) == b"theirs"
     with pytest.raises(NameAbsent):
         store.size("g")
+
+
+def test_what_fsync_refused_is_not_believed() -> None:
+    """After a failed fsync the cache still shows what never reached the disk, and the next fsync says that all is well:
+    nothing of that file is taken for arrived, and a power cut after the next copy leaves it whole."""
+    disk, asked = FakeDisk(), []
+    plan, data = Plan("f", 16, 8), b"all of the bytes"
+
+    def faults(op: str, path: str, n: int) -> Fault | None:
+        if op == "fsync":
+            asked.append(path)
+        return fail(errno.EIO) if op == "fsync" and len(asked) == 1 else None
+
+    store = Folder(FakePlatform(disk, faults=faults), "/tmp")
+    with pytest.raises(StoreUnreachable):
+        _send(store, plan, data, [])
+    assert disk.find_dir("/tmp").names == {}
+    sent: list[int] = []
+    _send(store, plan, data, sent)
+    assert sent == [0, 1]
+    assert Folder(FakePlatform(disk).crash(), "/tmp").read("f", 0, 99) == data
+
+
+@pytest.mark.parametrize("kind", ["folder", "fake folder"])
+def test_two_cannot_fill_one_name(kind: str, tmp_path: pathlib.Path) -> None:
+    """While one writes a name, whoever begins another object of that name is refused and told who it is; what is
+    published afterwards is the first one's; the next may then begin, and no lock is left behind."""
+    store = KINDS[kind](tmp_path)
+    first = store.upload(Plan("a/f", 4, 4))
+    for plan in (Plan("a/f", 4, 4), Plan("a/f", 9, 4)):
+        with pytest.raises(StoreHeld, match=r"process \d+ on .* is writing it"):
+            store.upload(plan)
+    store.upload(Plan("a/g", 4, 4)).leave()
+    first.put(0, b"AAAA")
+    first.finish(replace=False)
+    second = store.upload(Plan("a/f", 4, 4))
+    second.put(0, b"BBBB")
+    assert store.read("a/f", 0, 99) == b"AAAA"
+    second.finish(replace=True)
+    second.leave()
+    assert store.read("a/f", 0, 99) == b"BBBB"
+    with pytest.raises(StoreUnreachable, match="was left"):
+        first.put(0, b"CCCC")
+
+
+def test_a_put_that_hangs_keeps_its_name() -> None:
+    """Who leaves while a thread of its hangs in the disk keeps others out until that thread is back: its late write
+    must not land in what they publish."""
+    disk, late = FakeDisk(), []
+
+    def faults(op: str, path: str, n: int) -> None:
+        if op == "write_at":
+            upload.leave()
+            with pytest.raises(StoreHeld):
+                other.upload(plan)
+            late.append(path)
+
+    plan, other = Plan("f", 4, 4), Folder(FakePlatform(disk), "/tmp")
+    upload = Folder(FakePlatform(disk, faults=faults), "/tmp").upload(plan)
+    upload.put(0, b"AAAA")
+    upload.leave()
+    assert late and sorted(disk.find_dir("/tmp").names) == [".new-4-4-f"]
+    other.upload(plan).finish(replace=False)
+    assert other.read("f", 0, 9) == b"AAAA"
+
+
+class _Sweeping(LocalPlatform):
+    """The one who held the first lock asked for takes its name away right before it goes."""
+
+    sweeps = 1
+
+    def lock(self, path: str, note: str) -> Lock | None:
+        lock = super().lock(path, note)
+        if self.sweeps:
+            self.sweeps -= 1
+            self.unlink(path)
+        return lock
+
+
+def test_a_lock_on_a_name_that_went_is_no_lock(tmp_path: pathlib.Path) -> None:
+    """A lock file is taken away by its holder; who opened it before and locks it after has nothing, and asks again."""
+    upload = Folder(_Sweeping(), str(tmp_path)).upload(Plan("f", 4, 4))
+    with pytest.raises(StoreHeld):
+        Folder(LocalPlatform(), str(tmp_path)).upload(Plan("f", 4, 4))
+    upload.leave()
+    assert list(tmp_path.glob(".new-lock-*")) == []
+
+
+def test_the_root_is_a_folder_too() -> None:
+    """`/` holds names like any folder; a path of nothing is refused, for it is a slip."""
+    disk = FakeDisk()
+    store = Folder(FakePlatform(disk, faults=lambda op, path, n: crash() if n > 200 else None), "/")
+    store.create("tmp/a/small", b"x")
+    _send(store, Plan("tmp/large", 4, 4), b"data", [])
+    assert [name for name, _ in store.list_all("tmp")] == ["tmp/a/small", "tmp/large"]
+    assert {name for _, op, name in disk.trace if op == "fsync_dir"} == {"/", "/tmp", "/tmp/a"}
+    for url in ("", "file://"):
+        with pytest.raises(BadValue, match="without a path"):
+            open_store(LocalPlatform(), StoreConfig(url))
 
 
 def _dies_at(disk: FakeDisk, k: int, fault: Fault, act: Callable[[FakePlatform], None]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import threading
 from collections.abc import Callable
 
 import google_crc32c
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from packtrain.core.errors import (
@@ -22,7 +23,7 @@ from packtrain.core.errors import (
 from packtrain.core.fake import FakeCrash, FakeDisk, FakePlatform, Fault, crash, explore, power_cut
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.stores import Folder, Store, StoreConfig, open_store
-from packtrain.core.transfer import Item, Progress, TransferConfig, copy
+from packtrain.core.transfer import Item, Progress, Throttle, TransferConfig, copy
 from packtrain.core.units import NS
 from tests.core.flips import Flipping, flip
 from tests.core.store_contract import pattern
@@ -238,7 +239,8 @@ def _died(disk: FakeDisk, k: int, fault: Fault, what: Item) -> bool:
 
 
 def test_a_store_that_breaks_stops_the_copy_and_all_its_threads(tmp_path: pathlib.Path) -> None:
-    """The first error ends the copy with that error, and what had arrived is not sent again by the next."""
+    """The first error ends the copy with that error, its threads end, and what had arrived is not sent again by the
+    next."""
     data = pattern(6400)
     (tmp_path / "to").mkdir()
     (tmp_path / "f").write_bytes(data)
@@ -254,12 +256,12 @@ def test_a_store_that_breaks_stops_the_copy_and_all_its_threads(tmp_path: pathli
     with pytest.raises(StoreUnreachable, match="gone"):
         copy(LocalPlatform(), source, broken, [item(data, name="f")], config)
     assert broken.counts["put"] <= 50 + 4 and not inner.exists("f")
-    done = copy(LocalPlatform(), source, inner, [item(data, name="f")], config)
-    assert inner.read("f", 0, 9999) == data
-    assert (done.bytes_kept, done.bytes_sent) == (3200, 3200)
     for thread in [thread for thread in threading.enumerate() if thread.name == "pool"]:
         thread.join(20)
         assert not thread.is_alive()
+    done = copy(LocalPlatform(), source, inner, [item(data, name="f")], config)
+    assert inner.read("f", 0, 9999) == data
+    assert (done.bytes_kept, done.bytes_sent) == (3200, 3200)
 
 
 # --- bounds ----------------------------------------------------------------------------------------------
@@ -304,6 +306,46 @@ def test_a_copy_yields_and_pauses() -> None:
 
     seconds, _ = timed_copy(rate)
     assert 0.98 * (10 + 30 + 100) < seconds < 1.02 * (10 + 30 + 100)
+
+
+def test_one_low_answer_costs_one_look() -> None:
+    """A rate that is low when a chunk asks and high a moment later lets it go then: 8 MiB at 10 bytes a second would
+    take ten days."""
+    platform = FakePlatform(FakeDisk())
+    rates = iter([10.0])
+    throttle = Throttle(platform, lambda: next(rates, 1e9), lambda: None)
+    began_ns = platform.boot_ns()
+    throttle.take(8 << 20)
+    assert 0.25 <= (platform.boot_ns() - began_ns) / NS < 0.3
+
+
+@settings(max_examples=40)
+@example(rates=[100.0], takes=[(10, 7.0)] * 2 + [(10, 0.0)] * 400)
+@given(
+    rates=st.lists(st.sampled_from([0.0, 20.0, 100.0, 100.0, 1000.0, math.inf]), min_size=1, max_size=30),
+    takes=st.lists(st.tuples(st.integers(1, 100), st.sampled_from([0.0, 0.0, 0.1, 7.0])), min_size=50, max_size=200),
+)
+def test_the_cap_holds_whatever_the_rate_does(rates: list[float], takes: list[tuple[int, float]]) -> None:
+    """However the rate asked for goes up, down, to nothing and to no limit, and whatever pauses the stores make, what
+    goes in any 20 s is at most 5% more than a cap of 100 bytes a second, and a chunk, and never more on the whole."""
+    platform = FakePlatform(FakeDisk())
+    asked: list[float] = []
+
+    def rate() -> float:
+        asked.append(rates[len(asked) % len(rates)] if len(asked) < 3000 else 1000.0)
+        return min(asked[-1], 100.0)
+
+    throttle = Throttle(platform, rate, lambda: None)
+    began_ns = platform.boot_ns()
+    went: list[tuple[float, int]] = []
+    for size, pause_s in takes:
+        throttle.take(size)
+        went.append(((platform.boot_ns() - began_ns) / NS, size))
+        platform.sleep(pause_s)
+    for i, (first_s, _) in enumerate(went):
+        within = [size for at_s, size in went[i:] if at_s <= first_s + 20]
+        assert sum(within[1:]) <= 100 * 20 * 1.05
+    assert all(sum(size for _, size in went[: n + 1]) <= 100 * at_s + 1 for n, (at_s, _) in enumerate(went))
 
 
 def test_the_deadline_is_kept() -> None:

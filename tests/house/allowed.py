@@ -8,7 +8,7 @@ EFFECTS = {
     ("packtrain/core/platform.py", "chance"): "the door itself",
     ("packtrain/core/platform.py", "processes"): "the door itself",
     ("packtrain/core/platform.py", "deletes"): "the door itself",
-    ("packtrain/core/stores.py", "deletes"): "`erase` itself, which nobody else may call, and temporary names it made",
+    ("packtrain/core/stores.py", "deletes"): "`erase` itself, which nobody else may call, and its own temporary names",
     ("packtrain/core/objects.py", "deletes"): "the same for a bucket",
     ("packtrain/core/probe.py", "deletes"): "the objects of a probe this call made itself",
     ("packtrain/core/shim.py", "processes"): "becomes the command it was given",
