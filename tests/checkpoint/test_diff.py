@@ -54,14 +54,15 @@ def test_figures_are_those_of_numpy(data):
     differ = np.array([x != y for x, y in zip(_elements(a), _elements(b), strict=True)], bool)
     with np.errstate(all="ignore"):
         wide_a, wide_b = a.reshape(-1).astype(np.longdouble), b.reshape(-1).astype(np.longdouble)
-        gaps = np.abs(wide_a - wide_b)[differ].astype(np.float64)
+        apart = np.abs(wide_a - wide_b).astype(np.float64)
+    gaps, both = apart[differ], np.isfinite(apart)  # infinite also where float64 cannot tell how far
     finite = gaps[np.isfinite(gaps)]
     assert (found.elements, found.different) == (a.size, int(differ.sum()))
     assert found.not_finite == len(gaps) - len(finite)
     assert found.state == ("differs" if differ.any() else "equal")
     assert found.max_abs == pytest.approx(finite.max() if len(finite) else 0.0, rel=1e-15)
     with np.errstate(all="ignore"):
-        rms = np.sqrt(np.square(finite).sum() / max(1, a.size - found.not_finite))
+        rms = np.sqrt(np.square(finite).sum() / max(1, both.sum()))
     assert found.rms == pytest.approx(rms, rel=1e-12)
 
 
@@ -96,6 +97,20 @@ def test_nan_is_equal_to_its_own_bits_only():
     assert (minus.state, minus.different, minus.max_abs) == ("differs", 1, 0.0)
 
 
+@pytest.mark.parametrize("slab_bytes", [8, 1 << 20])
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_in_no_figure(odd, slab_bytes):
+    """One gap of 2 from a B of 1 has an rms of 2 and is 2 relative to B, with three equal NaNs or infinities beside it
+    and with numbers of B that stand against them in A; a number equal on both sides counts: 2 and 0 are 2**0.5."""
+    found = one(np.array([odd, odd, odd, 3.0]), np.array([odd, odd, odd, 1.0]), slab_bytes)
+    assert (found.different, found.not_finite, found.max_abs, found.rms, found.relative) == (1, 0, 2.0, 2.0, 2.0)
+    found = one(np.array([odd, 3.0]), np.array([100.0, 1.0]), slab_bytes)
+    assert (found.different, found.not_finite, found.max_abs, found.rms, found.relative) == (2, 1, 2.0, 2.0, 2.0)
+    found = one(np.array([odd, 3.0, 5.0]), np.array([odd, 1.0, 5.0]), slab_bytes)
+    assert found.rms == pytest.approx(1.41421356, abs=1e-8)
+    assert found.relative == pytest.approx(0.39223227, abs=1e-8)  # (4 / 26)**0.5
+
+
 def test_what_is_missing_or_other_is_named():
     """A tensor of one side, of another shape or another dtype is told as that; the others are compared all the same."""
     a = holding(whole, same=np.ones(3), only=np.ones(2), wide=np.ones(4), kind=np.ones(2, np.float32))
@@ -112,6 +127,14 @@ def test_all_bytes_are_told_of():
     heard = []
     list(compare(holding(whole, w=np.ones((5, 7))), holding(whole, w=np.zeros((5, 7))), heard.append, slab_bytes=64))
     assert sum(heard) == 5 * 7 * 8 and max(heard) <= 64
+
+
+@pytest.mark.parametrize("dtype", list(fmt.DTYPES))
+def test_slabs_are_bounded_as_float64(dtype):
+    """Of any dtype no more elements are looked at together than fill the slab as float64, which the figures need."""
+    heard, w = [], bits("w", dtype, (9, 100))
+    list(compare(holding(whole, w=w), holding(whole, w=w), heard.append, slab_bytes=1 << 8))
+    assert sum(heard) == w.nbytes and max(heard) // w.dtype.itemsize * 8 <= 1 << 8
 
 
 def test_damage_is_no_difference():

@@ -119,11 +119,13 @@ def test_the_interval_goes_the_right_way(measured: list[Cost], history: History,
 
 
 def test_the_rate_begins_at_the_prior_and_ends_at_the_data() -> None:
-    """Without a history a node fails 4.4 times in 1,000 days; after 100 failures in 10 node-days, every 8,900 s."""
-    assert 86_400_000 / mean_between_failures_s(History(), 1) == pytest.approx(4.44, abs=0.01)
-    assert mean_between_failures_s(History(), 512) == pytest.approx(mean_between_failures_s(History(), 1) / 512)
-    seen = History(10_000, 86_400.0 * 1000)
-    assert mean_between_failures_s(seen, 1) == pytest.approx(8640.0, rel=0.4)
+    """Without a history a node fails 4.4 times in 1,000 days; after 100 failures in 10 node-days, every 333,876 s (393
+    days over 101.7); after a million in 100,000 as often as seen, within 0.4%."""
+    day_s = 86_400.0
+    assert 1000 * day_s / mean_between_failures_s(History(), 1) == pytest.approx(4.438642, abs=1e-6)
+    assert mean_between_failures_s(History(100, 10 * day_s), 1) == pytest.approx(333_876.106, abs=1e-3)
+    assert mean_between_failures_s(History(100, 10 * day_s), 512) == pytest.approx(652.1017699, abs=1e-6)
+    assert mean_between_failures_s(History(10**6, 1e5 * day_s), 1) == pytest.approx(0.1 * day_s, rel=0.004)
 
 
 def test_reasons_say_what_limits() -> None:
