@@ -52,17 +52,22 @@ def listing(survey: Survey, config: CheckpointConfig, restored: Commit | None) -
     return sorted(found, key=lambda one: (one.step, one.attempt, one.folder))
 
 
+def purge_in_s(survey: Survey, config: CheckpointConfig, folder: str) -> float | None:
+    """Seconds until its tombstone has served its time, 0 when it has; None: it has no tombstone."""
+    stone = survey.tombstones.get(folder)
+    return None if stone is None else max(0.0, config.grace_s - (survey.now_s - stone.written_s))
+
+
 def _listed(
     folder: str, commit: Commit | None, survey: Survey, config: CheckpointConfig, lineage: set[int],
     restored: Commit | None,
 ) -> Listed:
     name = parse_folder(folder)
     step, attempt = (commit.step, commit.attempt) if commit else (name.step, name.attempt) if name else (0, 0)
-    stone, present = survey.tombstones.get(folder), folder in survey.ages_s
-    left_s = None if stone is None else max(0.0, config.grace_s - (survey.now_s - stone.written_s))
+    left_s, present = purge_in_s(survey, config, folder), folder in survey.ages_s
     return Listed(
         step=step, attempt=attempt, commit=commit.number if commit else 0, folder=folder, present=present,
         age_s=survey.ages_s.get(folder, 0.0), lineage=commit is not None and commit.number in lineage,
         next=restored is not None and restored.folder == folder, pinned=folder in survey.pinned,
-        purge_in_s=left_s if present else None, purged=not present and stone is not None,
+        purge_in_s=left_s if present else None, purged=not present and left_s is not None,
     )

@@ -11,6 +11,8 @@ from packtrain.cli.options import Run, Save
 
 if TYPE_CHECKING:
     from packtrain.checkpoint.commits import Commit
+    from packtrain.checkpoint.config import CheckpointConfig
+    from packtrain.checkpoint.retention import Survey
     from packtrain.core.platform import Platform
 
 
@@ -52,7 +54,6 @@ def tombstone(
     from packtrain.cli.published import log_of
     from packtrain.cli.retained import config_of
     from packtrain.core.errors import CheckpointKept, error_named
-    from packtrain.core.units import duration_text
 
     platform, folder, commit = _found(run, step)
     config, seen = config_of(platform, folder), survey(platform, folder)
@@ -64,13 +65,23 @@ def tombstone(
             f"step {commit.step} stays: {why}", where=f"{folder}/checkpoints/{commit.folder}",
             fix="packtrain ckpt ls shows what else there is; unpin it, or let the run save more",
         )
-    after = duration_text(config.grace_s)
-    _confirmed(f"purge step {commit.step} of {run} (attempt {commit.attempt}, {commit.folder}) {after} from now?", yes)
+    named = f"step {commit.step} of {run} (attempt {commit.attempt}, {commit.folder})"
+    _confirmed(f"purge {named} {_when(seen, config, commit.folder)}?", yes)
     action = Action("tombstone", commit.folder, "a person asked for it", asked=True)
     for done in execute(platform, folder, seen.commits[-1].attempt, [action], config.grace_s):
         if done.error is not None:
             raise error_named(**done.error)
-    typer.echo(f"tombstoned: step {commit.step} of {run} may be purged in {after}; `ckpt pin` takes that back")
+    when = _when(survey(platform, folder), config, commit.folder)
+    typer.echo(f"tombstoned: step {commit.step} of {run} may be purged {when}; `ckpt pin` takes that back")
+
+
+def _when(seen: Survey, config: CheckpointConfig, folder: str) -> str:
+    """When it goes: a tombstone that was there before has served some of its time, a new one none."""
+    from packtrain.checkpoint.listing import purge_in_s
+    from packtrain.cli.retained import purge_words
+
+    left_s = purge_in_s(seen, config, folder)
+    return purge_words(config.grace_s if left_s is None else left_s)
 
 
 def _found(run: str, step: str) -> tuple[Platform, str, Commit]:

@@ -106,11 +106,12 @@ def _lines(rows: list[Listed], sizes: dict[str, int], left_out: int) -> list[str
 
 
 def _row(row: Listed, sizes: dict[str, int]) -> tuple[str, ...]:
+    from packtrain.cli.retained import purge_words
     from packtrain.core.units import bytes_text, duration_text
 
     left_s, state = row.purge_in_s, [row.words()] if row.words() else []
     if left_s is not None:
-        state.append(f"tombstoned, purged {'in ' + duration_text(left_s) if left_s else 'by the next carrier'}")
+        state.append(f"tombstoned, purged {purge_words(left_s)}")
     return (
         str(row.step), str(row.attempt), str(row.commit or "-"),
         bytes_text(sizes[row.folder]) if row.present else "-",

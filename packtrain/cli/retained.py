@@ -9,6 +9,7 @@ from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.core.errors import RunUnusable
 from packtrain.core.holder import hold
 from packtrain.core.platform import Platform
+from packtrain.core.units import duration_text
 
 
 def config_of(platform: Platform, folder: str) -> CheckpointConfig:
@@ -17,6 +18,11 @@ def config_of(platform: Platform, folder: str) -> CheckpointConfig:
     from packtrain.train.sections import newest_spec
 
     return spec.read(newest_spec(platform, folder)).checkpoint
+
+
+def purge_words(left_s: float) -> str:
+    """When a tombstoned checkpoint goes: `in 5m00s`, `by the next carrier`."""
+    return f"in {duration_text(left_s)}" if left_s else "by the next carrier"
 
 
 @contextmanager

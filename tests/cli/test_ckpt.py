@@ -200,6 +200,24 @@ def test_tombstone_asks(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -
     assert call("ckpt", "tombstone", "mine", "10", "--yes") == 0 and folders(run) == before
 
 
+@pytest.mark.parametrize(("age_days", "when"), [(0, "in 20d00h"), (4.99, "in 15d00h"), (21, "by the next carrier")])
+def test_an_older_tombstone_keeps_its_time(
+    age_days: float, when: str, run: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Marking again starts no new grace: what is told is the time that is really left, as `ls` tells it; a new mark,
+    or one whose file is damaged, has all of it before it."""
+    (run / "spec" / "0002.toml").write_text(SPEC.replace("3600.0", "1729000.0"))  # 20 days and 17 minutes
+    assert "may be purged in 20d00h; " in said(capsys, "ckpt", "tombstone", "mine", "10", "--yes")[1]
+    (stone,) = (run / "tombstones").iterdir()
+    told = json.loads(stone.read_text())
+    stone.write_text(json.dumps(told | {"written_s": told["written_s"] - 86_400 * age_days}))
+    code, out, _ = said(capsys, "ckpt", "tombstone", "mine", "10", "--yes")
+    assert code == 0 and f"may be purged {when}; " in out
+    assert f"tombstoned, purged {when}\n" in said(capsys, "ckpt", "ls", "mine")[1]
+    stone.write_text("{")
+    assert "may be purged in 20d00h; " in said(capsys, "ckpt", "tombstone", "mine", "10", "--yes")[1]
+
+
 def test_restore_says_what_it_abandons(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The next attempt begins from the step that was asked for; later saves are named; ls and show know it, and a save
     that was asked for cannot be tombstoned."""
