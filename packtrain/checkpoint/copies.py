@@ -1,21 +1,29 @@
-"""A published checkpoint in another store: its parts first, its manifest last, every byte verified there.
+"""A published checkpoint in another store: its parts first, then its manifest, then what makes it readable alone.
 
-The names are those of the run folder (`checkpoints/step-.../...`), so a folder that holds a copy is read like a run's.
-Without its manifest a copy is nothing; with it, it is whole. Which copy counts is not decided here.
+The names are those of the run folder, so a folder that holds copies is read like a run's. In this order:
+1. the first record of the log, which leads to no checkpoint: from here on the place belongs to this run;
+2. the parts, and the manifest as the first thing that makes them a checkpoint;
+3. the spec, the copy's own record under COPIED, and the log up to it, record after record.
+So a copy that was cut short has no manifest, or is whole and not yet named; called again, it goes on. Every byte is
+verified there. Which copy counts is not decided here.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from packtrain.checkpoint import format as fmt
-from packtrain.checkpoint.commits import Commit
-from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.checkpoint.commits import DIGITS, RECORD_BYTES_MAX, Commit, parse_record
+from packtrain.checkpoint.reader import COPIED, open_checkpoint
 from packtrain.core.errors import CheckpointDamaged, NameAbsent, NameTaken
 from packtrain.core.platform import Platform
 from packtrain.core.stores import Folder, Store
 from packtrain.core.transfer import Item, Progress, Rate, Tally, TransferConfig, copy, unlimited
+from packtrain.core.units import NS
 
 
 def send(
@@ -24,23 +32,92 @@ def send(
 ) -> Tally:
     """Copy what `commit` published into `target`. Called again, it keeps what is good there and mends what is not.
 
-    Raises NameTaken where another checkpoint is published under that name, CheckpointDamaged and TransferDamaged
-    where this one is not whole, and whatever `transfer.copy` and the stores raise.
+    Raises NameTaken where the place has another run's log, or another checkpoint under that name, CheckpointDamaged and
+    TransferDamaged where this one is not whole, and whatever `transfer.copy` and the stores raise.
     """
     source = Folder(platform, run_folder)
     parts = part_items(platform, run_folder, commit)
-    manifest = _item(source, f"checkpoints/{commit.folder}/{fmt.MANIFEST}", commit.digest)
-    _refuse_another(target, manifest.target, commit)
+    manifest = _small(source, f"checkpoints/{commit.folder}/{fmt.MANIFEST}", commit.digest)
+    records = log_items(source, commit)
+    work = _Sending(platform, source, target, config or TransferConfig(), rate, stop)
+    _refuse_another(target, manifest.item.target, commit)
+    known = _same_log(target, records)
+    work.place(records[0])
     # What lies there under these names is this checkpoint's, or was never part of a whole one: it may be replaced.
-    done = copy(platform, source, target, parts, config, rate=rate, stop=stop, progress=progress, replace=True)
-    last = copy(platform, source, target, [manifest], config, rate=rate, stop=stop, replace=True)
-    done.add(**{field: getattr(last, field) for field in _COUNTS})
-    return done
+    work.bring(parts, progress)
+    _refuse_another(target, manifest.item.target, commit)
+    work.place(manifest)
+    work.bring([Item(name, name) for name, _ in source.list_all("spec") if name.endswith(".toml")])
+    work.place(records[-1].under(COPIED))
+    work.bring([record.item for record in records[1:known]])
+    for record in records[max(1, known) :]:
+        work.place(record)
+    return work.tally
 
 
 _COUNTS = (
     "bytes_total", "bytes_sent", "bytes_kept", "bytes_checked", "chunks_read_again", "chunks_sent_again", "items_kept",
 )
+
+
+class _Small(NamedTuple):
+    """A small file of the run folder, read and known to be right."""
+
+    item: Item
+    data: bytes
+
+    def under(self, folder: str) -> _Small:
+        """The same content in another folder of the target."""
+        return self._replace(item=self.item._replace(target=f"{folder}/{self.item.target.rpartition('/')[2]}"))
+
+
+class _Sending:
+    """Copies of one call: they share its deadline and are counted together."""
+
+    def __init__(
+        self, platform: Platform, source: Store, target: Store, config: TransferConfig, rate: Rate,
+        stop: threading.Event | None,
+    ) -> None:
+        self.tally = Tally()
+        self._platform, self._source, self._target = platform, source, target
+        self._config, self._rate, self._stop = config, rate, stop
+        self._began_ns = platform.boot_ns()
+
+    def bring(self, items: Sequence[Item], progress: Callable[[Progress], None] | None = None) -> None:
+        """What is there under these names is replaced where it is not the same."""
+        self._add(self._copy(items, True, progress))
+
+    def place(self, small: _Small) -> None:
+        """Bring it; where nothing has its name, create it there exclusively."""
+        if self._target.exists(small.item.target):
+            self.bring([small.item])
+            return
+        created = self._created(small)
+        done = self._copy([small.item], replace=created)
+        if created:
+            done.add(bytes_sent=done.bytes_kept, bytes_kept=-done.bytes_kept, items_kept=-done.items_kept)
+        self._add(done)
+
+    def _created(self, small: _Small) -> bool:
+        """False: another came first."""
+        try:
+            self._target.create(small.item.target, small.data)
+        except NameTaken:
+            return False
+        return True
+
+    def _copy(
+        self, items: Sequence[Item], replace: bool, progress: Callable[[Progress], None] | None = None
+    ) -> Tally:
+        passed_s = (self._platform.boot_ns() - self._began_ns) / NS
+        config = msgspec.structs.replace(self._config, deadline_s=max(0.0, self._config.deadline_s - passed_s))
+        return copy(
+            self._platform, self._source, self._target, items, config, rate=self._rate, stop=self._stop,
+            progress=progress, replace=replace,
+        )
+
+    def _add(self, done: Tally) -> None:
+        self.tally.add(**{field: getattr(done, field) for field in _COUNTS})
 
 
 def part_items(platform: Platform, run_folder: str, commit: Commit) -> list[Item]:
@@ -51,18 +128,54 @@ def part_items(platform: Platform, run_folder: str, commit: Commit) -> list[Item
     for entry, table in zip(checkpoint.manifest.parts, checkpoint.tables, strict=True):
         image = f"{folder}/{table.file}"
         items.append(Item(image, image, table.bytes, 0, tuple(table.crc32c), table.block_bytes))
-        items.append(_item(source, f"{folder}/{fmt.table_name(entry.writer)}", entry.table_sha256))
+        items.append(_small(source, f"{folder}/{fmt.table_name(entry.writer)}", entry.table_sha256).item)
     return items
 
 
-def _item(source: Store, name: str, sha256: str) -> Item:
-    """A small file whose SHA-256 is known, with the checksums of the bytes that have it."""
+def log_items(source: Store, commit: Commit) -> list[_Small]:
+    """The records of the log up to that of `commit`, number 1 first. Raises CheckpointDamaged where one is none."""
+    records = [_small(source, f"commits/{number:0{DIGITS}d}") for number in range(1, commit.number + 1)]
+    for number, (item, data) in enumerate(records, 1):
+        found = parse_record(data)
+        if found is None or found.number != number or (number == commit.number and found != commit):
+            raise _changed(source, item.source)
+    return records
+
+
+def _small(source: Store, name: str, sha256: str = "") -> _Small:
+    """A small file, with the checksums of its bytes. Raises CheckpointDamaged where its SHA-256 is known and differs.
+    """
     data = source.read(name, 0, source.size(name))
-    if fmt.sha256(data) != sha256:
-        raise CheckpointDamaged(f"{name} is not what was published", where=source.url, fix=fmt.DAMAGED_FIX)
+    if sha256 and fmt.sha256(data) != sha256:
+        raise _changed(source, name)
     blocks = range(0, len(data), fmt.BLOCK_BYTES)
     sums = tuple(fmt.crc32c(data[at : at + fmt.BLOCK_BYTES]) for at in blocks)
-    return Item(name, name, len(data), 0, sums, fmt.BLOCK_BYTES)
+    return _Small(Item(name, name, len(data), 0, sums, fmt.BLOCK_BYTES), data)
+
+
+def _changed(source: Store, name: str) -> CheckpointDamaged:
+    return CheckpointDamaged(f"{name} is not what was published", where=source.url, fix=fmt.DAMAGED_FIX)
+
+
+def _same_log(target: Store, records: Sequence[_Small]) -> int:
+    """How many of the records the place has. Raises NameTaken where its log is another run's, or went on otherwise.
+
+    A record belongs to one history alone (its nonce is random), so the last one that both have speaks for all before.
+    """
+    low, high = 0, len(records) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if target.exists(records[middle - 1].item.target) else (low, middle)
+    for item, data in reversed(records[:low]):
+        there = target.read(item.target, 0, RECORD_BYTES_MAX)
+        if there == data:
+            break
+        if parse_record(there) is not None:  # what is none is damaged, and is mended
+            raise NameTaken(
+                "another run has its log there, or this run's was gone on with there",
+                where=f"{target.url} {item.target}", fix="copy to another place: two runs must not share one",
+            )
+    return low
 
 
 def _refuse_another(target: Store, manifest: str, commit: Commit) -> None:

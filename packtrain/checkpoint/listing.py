@@ -30,13 +30,15 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """Until it may be purged; None: it has no tombstone."""
     purged: bool
     """Gone as retention had announced; what is gone otherwise was taken by somebody else."""
+    left: bool = False
+    """This folder is a copy, and that one was not brought."""
 
     def words(self) -> str:
         """How it stands, for people who know the purge time from elsewhere."""
         said = [
             "restored next" if self.next else "", "pinned" if self.pinned else "",
             "uncommitted" if not self.commit else "rolled back" if not self.lineage else "",
-            "" if self.present else "purged" if self.purged else "GONE",
+            "" if self.present else "purged" if self.purged else "not copied" if self.left else "GONE",
         ]
         return ", ".join(word for word in said if word)
 
@@ -65,9 +67,11 @@ def _listed(
     name = parse_folder(folder)
     step, attempt = (commit.step, commit.attempt) if commit else (name.step, name.attempt) if name else (0, 0)
     left_s, present = purge_in_s(survey, config, folder), folder in survey.ages_s
+    number = commit.number if commit else 0
     return Listed(
-        step=step, attempt=attempt, commit=commit.number if commit else 0, folder=folder, present=present,
+        step=step, attempt=attempt, commit=number, folder=folder, present=present,
         age_s=survey.ages_s.get(folder, 0.0), lineage=commit is not None and commit.number in lineage,
         next=restored is not None and restored.folder == folder, pinned=folder in survey.pinned,
         purge_in_s=left_s if present else None, purged=not present and left_s is not None,
+        left=not present and number < max(survey.copied, default=0) and number not in survey.copied,
     )

@@ -27,6 +27,8 @@ from packtrain.core.platform import Platform
 SLAB_BYTES = 8 << 20
 """Bytes of one stored box looked at at a time."""
 TABLE_BYTES_MAX = 1 << 30
+COPIED = "copied"
+"""Folder of a place that holds copies: the record of each, named as in the log."""
 
 
 class Damage(NamedTuple):
@@ -207,6 +209,7 @@ def survey(platform: Platform, run_folder: str) -> Survey:
     return Survey(
         commits=tuple(commits), tombstones=_tombstones(platform, run_folder), ages_s=ages, now_s=now_s,
         pinned=frozenset(pins(platform, run_folder)),
+        copied=frozenset(int(name) for name, _ in _entries(platform, f"{run_folder}/{COPIED}") if name.isdecimal()),
     )
 
 

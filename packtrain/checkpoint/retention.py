@@ -43,6 +43,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     now_s: float
     pinned: Collection[str] = frozenset()
     """Folders."""
+    copied: Collection[int] = frozenset()
+    """Numbers of the records whose checkpoints were brought here; (): this folder is no copy."""
 
 
 class Action(msgspec.Struct, frozen=True):

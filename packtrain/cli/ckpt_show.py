@@ -20,7 +20,7 @@ PART_COLUMNS = ("part", "size", "sha-256")
 
 def ls(
     run: Run, json: Json = False,
-    all_: Annotated[bool, typer.Option("--all", help="Those that retention purged, too.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Those that were purged or not copied, too.")] = False,
 ) -> None:
     """List the saves of RUN, on the lineage and off it, and what is left of saves never published.
 
@@ -37,7 +37,7 @@ def ls(
     log = published.log_of(platform, folder)
     restored = next_restored(platform, folder, log)
     rows = listing(survey(platform, folder), config_of(platform, folder), restored)
-    shown = [row for row in rows if all_ or not row.purged]
+    shown = [row for row in rows if all_ or not (row.purged or row.left)]
     sizes = {row.folder: bytes_in(platform, f"{folder}/checkpoints/{row.folder}") for row in shown if row.present}
     if json:
         print_json([_plain(row, sizes.get(row.folder, 0)) for row in shown])
@@ -99,8 +99,9 @@ def _lines(rows: list[Listed], sizes: dict[str, int], left_out: int) -> list[str
         return ["no checkpoint yet"]
     lines = [table([COLUMNS, *(_row(row, sizes) for row in rows)])]
     if left_out:
-        lines.append(f"{left_out} more {'was' if left_out == 1 else 'were'} purged by retention (--all lists them)")
-    if any(not row.present and not row.purged for row in rows):
+        was = "was" if left_out == 1 else "were"
+        lines.append(f"{left_out} more {was} purged by retention, or not copied (--all lists them)")
+    if any(not (row.present or row.purged or row.left) for row in rows):
         lines.append("GONE: taken by something else than retention; see whether another copy of the run folder has it")
     return lines
 

@@ -149,6 +149,11 @@ class Store(ABC):
     def erase(self, name: str) -> None:
         """Delete; no error when it is gone. Only purge.py may call this, and who made the name itself."""
 
+    def settle(self, name: str) -> None:
+        """Make a name that was found there as durable as one that was just created: what a killed process left may not
+        be. A bucket answers with nothing that is not durable."""
+        return
+
     def exists(self, name: str) -> bool:
         """False only where the store itself says that there is no such name."""
         try:
@@ -286,6 +291,11 @@ class Folder(Store):
             elif name > after and not part.startswith(TEMP):
                 with suppress(FileNotFoundError):  # gone since it was listed
                     yield name, self._platform.size(path)
+
+    def settle(self, name: str) -> None:
+        path = self._path(name)
+        with _explained(self, path):
+            self.sync_parents(path)
 
     def erase(self, name: str) -> None:
         path = self._path(name)

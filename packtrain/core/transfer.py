@@ -272,6 +272,7 @@ class _Copy:
         if job.bad:
             self._replace_or_refuse(job)
             return
+        self._target.settle(job.plan.name)
         self.tally.add(bytes_kept=job.plan.size, bytes_checked=job.plan.size, items_kept=1)
         self._tell()
 

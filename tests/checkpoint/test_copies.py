@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.copies import send
-from packtrain.checkpoint.reader import open_checkpoint, verify_commit
-from packtrain.core.errors import CheckpointDamaged, NameTaken, TransferDamaged
+from packtrain.checkpoint.listing import listing
+from packtrain.checkpoint.reader import checkpoint_bytes, open_checkpoint, survey, verify_commit
+from packtrain.core.errors import CheckpointDamaged, NameTaken, TransferDamaged, TransferLate
 from packtrain.core.fake import FakeCrash, FakeDisk, FakePlatform, Fault, crash, power_cut
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.stores import Folder, Store, StoreConfig, open_store
 from packtrain.core.transfer import TransferConfig
+from packtrain.core.units import NS
 from tests.checkpoint.worlds import RUN, make_run, must_load, publish_small
 from tests.core.flips import Flipping, flip
 
@@ -42,17 +45,19 @@ def test_a_copy_loads_bit_for_bit() -> None:
     for commit in commits:
         for store in (mirror, bucket):
             done = send(platform, RUN, commit, store, ONE)
-            assert done.bytes_sent == done.bytes_checked == done.bytes_total > 0
+            assert done.bytes_sent + done.bytes_kept == done.bytes_checked == done.bytes_total
+            assert done.bytes_sent > checkpoint_bytes(platform, RUN, commit)
             assert send(platform, RUN, commit, store, ONE).bytes_sent == 0
         must_load(platform, MIRROR, commit)
-    assert sorted(names(bucket)) == sorted(names(mirror)) and len(names(mirror)) == 6
+    assert sorted(names(bucket)) == sorted(names(mirror)) and len(names(mirror)) == 2 * 3 + 3 + 2
     for name, size in mirror.list_all(""):
         assert bucket.read(name, 0, size + 1) == mirror.read(name, 0, size)
 
 
 @pytest.mark.parametrize("fault", [crash(), power_cut()], ids=["kill", "power cut"])
 def test_killed_at_every_operation(fault: Fault) -> None:
-    """Killed anywhere, the copy has no manifest, or is whole; the next one ends it."""
+    """Killed anywhere, the copy has no manifest, or is whole, and the log beside it leads to nothing else; the next one
+    ends it, and that outlives a power cut, whatever the first had not made durable."""
     ended, k, unseen = False, 0, 0
     while not ended:
         k += 1
@@ -63,9 +68,19 @@ def test_killed_at_every_operation(fault: Fault) -> None:
         there = platform.exists(f"{MIRROR}/checkpoints/{commit.folder}/manifest.json")
         unseen += not there
         assert not there or verify_commit(platform, MIRROR, commit) == [], k
+        assert not _led_to(platform) or (there and _led_to(platform) == commit), k
         send(platform, RUN, commit, Folder(platform, MIRROR), ONE)
+        platform = platform.crash()
         must_load(platform, MIRROR, commit)
+        assert _led_to(platform) == commit
     assert there and unseen > 30
+
+
+def _led_to(platform: FakePlatform) -> Commit | None:
+    """What a restart would read in the mirror."""
+    if not platform.exists(f"{MIRROR}/commits"):
+        return None
+    return CommitLog(platform, f"{MIRROR}/commits").restore_point()
 
 
 def _died(disk: FakeDisk, k: int, fault: Fault, commit: Commit) -> bool:
@@ -118,14 +133,16 @@ def test_a_manifest_that_changes_is_not_copied() -> None:
 
 
 def test_a_damaged_copy_is_mended() -> None:
-    """A byte flipped at rest in any file of the copy is found by the next copy, and only that file is sent again."""
+    """A byte flipped at rest in any file of the copy, or of the log beside it, is found by the next copy, and only that
+    file is sent again."""
     platform, (commit, _) = run_of_two()
     mirror = Folder(platform, MIRROR)
     total = send(platform, RUN, commit, mirror, ONE).bytes_total
-    folder = f"{MIRROR}/checkpoints/{commit.folder}"
-    for name in platform.listdir(folder):
-        whole = platform.read(f"{folder}/{name}")
-        with platform.reopen(f"{folder}/{name}") as file:
+    everything = [name for name, _ in mirror.list_all("")]
+    assert len(everything) == 3 + 2 + 1
+    for name in everything:
+        whole = platform.read(f"{MIRROR}/{name}")
+        with platform.reopen(f"{MIRROR}/{name}") as file:
             file.write_at(len(whole) // 2, bytes([whole[len(whole) // 2] ^ 1]))
         done = send(platform, RUN, commit, mirror, ONE)
         assert (done.bytes_sent, done.bytes_kept) == (len(whole), total - len(whole)), name
@@ -156,3 +173,76 @@ def test_another_runs_checkpoint_stays() -> None:
         send(platform, RUN, commit, mirror, ONE)
     assert names(mirror) == ["manifest.json"]
     assert open_checkpoint(platform, RUN, commit).manifest.seed == 7
+
+
+def test_another_runs_place_is_refused() -> None:
+    """Where another run's log lies, or this run's was gone on with, nothing is touched."""
+    platform, (first, second) = run_of_two()
+    mirror = Folder(platform, MIRROR)
+    send(platform, RUN, first, mirror, ONE)
+    CommitLog(platform, f"{MIRROR}/commits").begin(None, ["r00000"], "b")
+    platform.mkdir("/other")
+    CommitLog(platform, "/other/commits").probe()
+    CommitLog(platform, "/other/commits").begin(None, ["r00000"], "b")
+    for store in (mirror, Folder(platform, "/other")):
+        before = list(store.list_all(""))
+        with pytest.raises(NameTaken, match="another run has its log there"):
+            send(platform, RUN, second, store, ONE)
+        assert list(store.list_all("")) == before
+    assert send(platform, RUN, first, mirror, ONE).bytes_sent == 0
+
+
+@pytest.mark.parametrize("when", ["put", "create"])
+def test_a_manifest_that_appears_meanwhile_stays(when: str) -> None:
+    """Another checkpoint published under that name while the parts were on their way, or at the very moment this one's
+    manifest is created, is not overwritten."""
+    platform, (commit, _) = run_of_two()
+    name = f"checkpoints/{commit.folder}/manifest.json"
+    theirs = platform.read(f"{RUN}/{name}").replace(b'"seed":7', b'"seed":8')
+    target = Meanwhile(Folder(platform, MIRROR), when, name, theirs)
+    with pytest.raises(NameTaken):
+        send(platform, RUN, commit, target, ONE)
+    assert platform.read(f"{MIRROR}/{name}") == theirs
+
+
+class Meanwhile(Flipping):
+    """Somebody else creates an object right before the first chunk is put, or before it is created here."""
+
+    def __init__(self, inner: Store, when: str, name: str, data: bytes) -> None:
+        super().__init__(inner, self.touched)
+        self._when, self._name, self._data = when, name, data
+
+    def touched(self, what: str, number: int, data: bytes) -> bytes:
+        if what == self._when and number == 0:
+            self.inner.create(self._name, self._data)
+        return data
+
+    def create(self, name: str, data: bytes) -> None:
+        if (self._when, self._name) == ("create", name):
+            self.inner.create(name, self._data)
+        super().create(name, data)
+
+
+def test_what_was_not_copied_is_not_gone() -> None:
+    """A place knows which of the log's saves were brought: the others are not missing there."""
+    platform, (_, second) = run_of_two()
+    send(platform, RUN, second, Folder(platform, MIRROR), ONE)
+    found = survey(platform, MIRROR)
+    assert set(found.copied) == {second.number} and len(found.commits) == second.number
+    rows = listing(found, CheckpointConfig(), second)
+    assert [(row.step, row.words()) for row in rows] == [(5, "not copied"), (10, "restored next")]
+
+
+def test_a_deadline_is_of_all_that_is_sent() -> None:
+    """Parts, manifest and log share one deadline."""
+    platform, (commit, _) = run_of_two()
+    platform.mkdir("/whole")
+    began_ns = platform.boot_ns()
+    send(platform, RUN, commit, Folder(platform, "/whole"), TransferConfig(threads=1, copy_bytes_per_s_max=100))
+    needs_s = (platform.boot_ns() - began_ns) / NS
+    began_ns, config = platform.boot_ns(), TransferConfig(1, copy_bytes_per_s_max=100, deadline_s=0.9 * needs_s)
+    with pytest.raises(TransferLate):
+        send(platform, RUN, commit, Folder(platform, MIRROR), config)
+    assert 0.9 * needs_s <= (platform.boot_ns() - began_ns) / NS < needs_s
+    send(platform, RUN, commit, Folder(platform, MIRROR), ONE)
+    must_load(platform, MIRROR, commit)

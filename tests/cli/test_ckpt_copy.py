@@ -12,6 +12,7 @@ from packtrain.checkpoint.reader import verify_commit
 from packtrain.cli.ckpt_copy import CopyBar
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.transfer import Progress
+from tests.checkpoint import foreign
 from tests.checkpoint.worlds import make_run, publish_small
 from tests.cli.home import said, start
 from tests.core.loopback import bad_server, hang
@@ -23,7 +24,7 @@ def saves(home: pathlib.Path) -> list[Commit]:
     platform, folder = LocalPlatform(), home / "runs" / "mine"
     log = make_run(platform, str(folder))
     (folder / "spec").mkdir()
-    (folder / "spec" / "0001.toml").write_text("")
+    (folder / "spec" / "0001.toml").write_text("recipe = 'first-light'\n")
     log.begin(None, ["r00000"], "a")
     return [publish_small(platform, log, 1, step, str(folder)) for step in (5, 10)]
 
@@ -46,6 +47,23 @@ def test_a_copy_is_made_and_verified(
     image.write_bytes(image.read_bytes()[:-1] + b"?")
     assert "0 B sent" not in said(capsys, "ckpt", "copy", "mine", "--to", str(place))[1]
     assert verify_commit(LocalPlatform(), str(place), saves[1]) == []
+
+
+def test_a_place_is_read_alone(home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]) -> None:
+    """When the run is gone, the folder with its copy is listed, shown, verified and read by a foreign reader like a run
+    of its own; what was never copied is no loss there."""
+    place = home / "place"
+    place.mkdir()
+    assert said(capsys, "ckpt", "copy", "mine", "--to", str(place))[0] == 0
+    (home / "runs" / "mine").rename(home / "runs" / "deleted")
+    (home / "runs" / "deleted" / "spec" / "0001.toml").unlink()
+    code, out, errors = said(capsys, "ckpt", "ls", str(place))
+    assert (code, errors) == (0, "") and out.splitlines()[1].endswith("restored next")
+    assert out.splitlines()[2:] == ["1 more was purged by retention, or not copied (--all lists them)"]
+    assert "not copied" in said(capsys, "ckpt", "ls", str(place), "--all")[1]
+    assert "step 10, attempt 1, commit 3" in said(capsys, "ckpt", "show", str(place))[1]
+    assert said(capsys, "ckpt", "verify", str(place), "--all")[:2] == (0, "step 10 (commit 3): whole\n")
+    assert sorted(foreign.load().read(place)) == ["step", "w"]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,9 @@ class Flipping(Store):
     def upload(self, plan: Plan) -> Upload:
         return _Flipping(self, self.inner.upload(plan))
 
+    def settle(self, name: str) -> None:
+        self.inner.settle(name)
+
     def list(self, prefix: str, after: str = "") -> Page:
         return self.inner.list(prefix, after)
 

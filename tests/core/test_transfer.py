@@ -205,8 +205,8 @@ def _after(platform: FakePlatform, writes: int, stop: threading.Event) -> None:
 
 @pytest.mark.parametrize("fault", [crash(), power_cut()], ids=["kill", "power cut"])
 def test_killed_at_every_operation(fault: Fault) -> None:
-    """Killed at any operation a copy leaves nothing visible in part; the next one ends it, and sends at most one chunk
-    twice where the machine lived on."""
+    """Killed at any operation a copy leaves nothing visible in part; the next one ends it, sends at most one chunk
+    twice where the machine lived on, and makes durable what it found."""
     data = pattern(300)
     ended, k = False, 0
     while not ended:
@@ -226,6 +226,8 @@ def test_killed_at_every_operation(fault: Fault) -> None:
             assert target.read("a/f", 0, 999) == data
             if fault.kind == "crash" and not ended:
                 assert written + -(-done.bytes_sent // 64) <= 5 + 1, k
+                for lost in explore(limit=4):
+                    assert Folder(FakePlatform(disk.after_power_cut(lost)), "/tmp/to").read("a/f", 0, 999) == data, k
     assert k > 30
 
 
