@@ -20,6 +20,7 @@ import google_crc32c
 import msgspec
 import pytest
 
+from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.publish import Gate, Save, carry
 from packtrain.checkpoint.reader import verify_commit
 from packtrain.core.errors import StoreUnreachable
@@ -176,7 +177,8 @@ def copier(source: StoreConfig, target: StoreConfig, what: Item, rate: float, th
 
 def test_a_checkpoint_goes_there_and_back(server: Server, tmp_path: pathlib.Path) -> None:
     """`packtrain ckpt copy`, killed -9 by hand at some moment and given again until it ends, never leaves a manifest
-    without its parts; what is in the bucket then comes back as a checkpoint that verifies."""
+    without its parts, nor its record without a manifest; what is in the bucket then comes back as a folder whose log
+    leads to a checkpoint that verifies."""
     platform, run = LocalPlatform(), tmp_path / "runs" / "mine"
     log = make_run(platform, str(run))
     log.begin(None, (WRITER,), "a")
@@ -202,15 +204,16 @@ def test_a_checkpoint_goes_there_and_back(server: Server, tmp_path: pathlib.Path
         except subprocess.TimeoutExpired:
             process.kill()
             out, errors = process.communicate()
-            names = dict(there.list_all(""))
-            whole = any(name.endswith("manifest.json") for name in names)
-            assert not whole or len(names) == 3
+            parts = list(there.list_all("checkpoints"))
+            whole = any(name.endswith("manifest.json") for name, _ in parts)
+            assert len(parts) == 3 if whole else not there.exists(f"commits/{commit.number:012d}")
             continue
         assert process.returncode == 0 and "verified" in out, errors
         break
     back = tmp_path / "back"
     items = [Item(name, name) for name, _ in there.list_all("")]
     copy(platform, there, opened(folder(back)), items)
+    assert CommitLog(platform, f"{back}/commits").restore_point() == commit
     assert verify_commit(platform, str(back), commit) == []
 
 
