@@ -1,5 +1,5 @@
 """Reads a Packtrain checkpoint without Packtrain, after docs/FORMAT.md: `python read_checkpoint.py RUN`.
-`read(run)` gives {name: array} of what a restart would read; ValueError names what is damaged, before it is used.
+`read(run)` gives {name: array} of the last save of the lineage; ValueError names what is damaged, before it is used.
 """
 
 import hashlib

@@ -47,11 +47,11 @@ def copy(
 
 
 def _rate(text: str) -> float:
-    """`200MB/s` -> 2e8 bytes a second; "" is no limit. Raises UsageError."""
+    """`200MB/s` -> 2e8 bytes a second; "" is no limit. Raises UsageError, for a bare number too: 200 is not 200 MB."""
     from packtrain.core.errors import UsageError
     from packtrain.core.units import parse_bytes
 
-    found = parse_bytes(text.removesuffix("/s")) if text else None
+    found = None if text.isdecimal() or not text else parse_bytes(text.removesuffix("/s"))
     if text and not found:
         raise UsageError(f"{text!r} is no rate", where="--rate", fix="write 200MB/s or 1.5GiB/s")
     return found or math.inf

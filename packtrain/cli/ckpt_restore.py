@@ -35,7 +35,8 @@ def restore(run: Run, step: Save) -> None:
     typer.echo(f"the next attempt of {run} begins from step {commit.step} (attempt {commit.attempt}, {commit.folder})")
     if lost:
         names = ", ".join(str(one.step) for one in lost[-STEPS_SHOWN:])
-        typer.echo(f"  it abandons {len(lost)} later save(s), up to step {lost[-1].step}: {names}")
+        saves = "save" if len(lost) == 1 else "saves"
+        typer.echo(f"  it abandons {len(lost)} later {saves}, up to step {lost[-1].step}: {names}")
         typer.echo("  those stay until retention takes them after its grace; `packtrain ckpt pin` keeps one")
     typer.echo("next: the command that trains it, as before")
 

@@ -59,8 +59,10 @@ def present(platform: Platform, folder: str) -> list[Commit]:
 
 
 def run_and_word(text: str) -> tuple[str, str | None]:
-    """`RUN@STEP` -> (RUN, STEP); `RUN` -> (RUN, None)."""
+    """`RUN@STEP` -> (RUN, STEP); `RUN` -> (RUN, None). Raises UsageError."""
     run, at, word = text.rpartition("@")
+    if at and not (run and word):
+        raise UsageError(f"{text!r} is no RUN@STEP", where="packtrain ckpt diff", fix="write RUN, or RUN@STEP")
     return (run, word) if at else (text, None)
 
 

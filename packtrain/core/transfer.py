@@ -324,7 +324,8 @@ class _Copy:
             self.tally.add(chunks_read_again=1)
         raise TransferDamaged(
             f"the source gives other bytes than it should, {TRIES} times in a row",
-            where=job.where(self._source, job.item.source, index), fix="copy from another tier; verify this one",
+            where=job.where(self._source, job.item.source, index),
+            fix="verify the source, test its disk; copy another step, or from another place that has this one",
         )
 
     # --- checking ---

@@ -4,7 +4,7 @@ Command:  packtrain first-light            (builds its store, chooses the number
           packtrain train first-light --data DIR      (the same model on your own text)
 Hardware: 2 CPU cores, 4 GB of memory.
 Time:     about 5 minutes of training; 6 at most.
-Expect:   1.51 held-out bits per byte on Python 3.11's own sources (docs/PERFORMANCE.md); xz -9e takes 2.00 file
+Expect:   1.38 held-out bits per byte on Python 3.11's own sources (docs/PERFORMANCE.md); xz -9e takes 2.00 file
           by file and 1.60 as one stream.
 """
 

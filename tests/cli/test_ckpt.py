@@ -9,7 +9,8 @@ import pytest
 
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.cli import ckpt_verify, launch
-from packtrain.cli.published import present
+from packtrain.cli.published import present, run_and_word
+from packtrain.core.errors import UsageError
 from packtrain.core.fake import FakeDisk, FakePlatform
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
@@ -223,7 +224,7 @@ def test_restore_says_what_it_abandons(run: pathlib.Path, capsys: pytest.Capture
     that was asked for cannot be tombstoned."""
     code, out, errors = said(capsys, "ckpt", "restore", "mine", "10")
     assert code == 0 and "begins from step 10" in out, errors
-    assert "abandons 3 later save(s), up to step 40: 20, 30, 40" in out
+    assert "abandons 3 later saves, up to step 40: 20, 30, 40" in out
     assert said(capsys, "ckpt", "ls", "mine")[1].splitlines()[1].endswith("restored next")
     assert "step 10, attempt 1" in said(capsys, "ckpt", "show", "mine")[1]
     code, _, errors = said(capsys, "ckpt", "tombstone", "mine", "10", "--yes")
@@ -316,3 +317,11 @@ def test_verbs_of_ckpt_load_no_framework(run: pathlib.Path, home: pathlib.Path) 
     done = script(program, home)
     assert done.stdout.splitlines()[-1] == "[] [0, 0, 0, 0, 2]", done.stderr
     assert "  tombstone  Mark a checkpoint" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["tiny@", "@4", "@"])
+def test_half_a_name_is_refused_as_such(text: str) -> None:
+    """RUN@STEP with one side missing says so, rather than looking for a run or step that nobody named."""
+    with pytest.raises(UsageError, match="is no RUN@STEP"):
+        run_and_word(text)
+    assert run_and_word("tiny@4") == ("tiny", "4") and run_and_word("tiny") == ("tiny", None)

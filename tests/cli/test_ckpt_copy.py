@@ -70,7 +70,8 @@ def test_a_place_is_read_alone(home: pathlib.Path, saves: list[Commit], capsys: 
     ("words", "code", "says"),
     [
         (["mine", "--to", "nowhere"], 75, "store.unreachable"), (["mine", "--to", "s3://"], 78, "config.bad_value"),
-        (["mine", "--to", "place", "--rate", "fast"], 2, "'fast' is no rate"), (["mine"], 2, "--to"),
+        (["mine", "--to", "place", "--rate", "fast"], 2, "'fast' is no rate"),
+        (["mine", "--to", "place", "--rate", "200"], 2, "'200' is no rate"), (["mine"], 2, "--to"),
         (["mine", "--to", "place", "--step", "7"], 78, "there is no checkpoint 7"),
         (["other", "--to", "x"], 78, "run.missing"),
         (["mine", "--to", "s3://b", "--secret", "hunter2"], 78, "a secret is given by reference"),
