@@ -13,7 +13,7 @@ import functools
 import re
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -40,6 +40,8 @@ from packtrain.core.stores import (
 from packtrain.core.units import NS
 
 RETRY_S_MIN, RETRY_S_MAX = 0.1, 5.0
+LOOK_S = 0.5
+"""How often a thread that waits for an answer wakes."""
 END_S = 2.0
 """At most so long does the end of a process wait for requests to be cancelled."""
 DROP_S = 0.2
@@ -286,11 +288,16 @@ def answer(make: Callable[[], Awaitable[T]], seconds: float) -> T:
     async def bounded() -> T:
         return await asyncio.wait_for(make(), seconds)
 
+    future = asyncio.run_coroutine_threadsafe(bounded(), _event_loop())
     try:
-        return asyncio.run_coroutine_threadsafe(bounded(), _event_loop()).result()
+        while not future.done():
+            wait([future], LOOK_S)  # in turns: a Ctrl-C that finds this thread falling asleep is seen at its next look
+        return future.result()
     except CancelledError:  # by `_end`: the process is over, and this thread, a daemon, with it
         threading.Event().wait()
         raise
+    finally:
+        del future  # it holds the error, whose traceback holds this frame: the connection would outlive its request
 
 
 # --- uploads -----------------------------------------------------------------------------------------
