@@ -87,24 +87,26 @@ class Summary(NamedTuple):
     digest: jax.Array
     """u32: wrap-around sum of the bits of every element. Integer addition has no order, so no layout enters."""
     agree: jax.Array
-    """bool: all copies of every piece have the same bits."""
+    """bool: all copies of every piece, and of the loss, have the same bits."""
 
 
 @jax.named_scope("optimizer")
-def summary(grads: Tree, specs: Tree, mesh: Mesh) -> Summary:
-    """Of the whole gradient, taken from what each device really holds. `specs` says how a leaf is cut.
+def summary(grads: Tree, specs: Tree, mesh: Mesh, loss: jax.Array) -> Summary:
+    """Of the whole gradient and the loss (f32 scalar), taken from what each device really holds. `specs` says how a
+    leaf is cut.
 
     Computed from one copy alone, norm and verdict could differ between replicas, and some would update while others
     wait for them. On a mesh that costs a few scalars.
     """
     places, whole = jax.tree.map(lambda spec: axes.place(spec.dims, mesh), specs), axes.place((), mesh)
 
-    def local(pieces: Tree) -> tuple[jax.Array, ...]:
+    def local(pieces: Tree, loss: jax.Array) -> tuple[jax.Array, ...]:
         squares, digest = _sums(pieces, specs, mesh)
-        most, least = axes.greatest_anywhere(digest, mesh), ~axes.greatest_anywhere(~digest, mesh)
-        return axes.greatest_anywhere(jnp.sqrt(squares), mesh), most, most == least
+        bits = jnp.stack([digest, jax.lax.bitcast_convert_type(loss, jnp.uint32)])
+        most, least = axes.greatest_anywhere(bits, mesh), ~axes.greatest_anywhere(~bits, mesh)
+        return axes.greatest_anywhere(jnp.sqrt(squares), mesh), most[0], (most == least).all()
 
-    return Summary(*axes.spread(local, mesh, (places,), (whole,) * 3)(grads))
+    return Summary(*axes.spread(local, mesh, (places, whole), (whole,) * 3)(grads, loss))
 
 
 def _sums(pieces: Tree, specs: Tree, mesh: Mesh) -> tuple[jax.Array, jax.Array]:

@@ -132,7 +132,7 @@ def make_step(
 
     def step(state: State, batch: Batch, orders_R4: jax.Array, command: jax.Array) -> tuple[State, Out]:
         (nll, grads), weight = between.reduce(*gradient_sums(state.params, batch, model, train, mesh))
-        found = summary(grads, specs, mesh)
+        found = summary(grads, specs, mesh, nll)
         loss, norm, rate = nll / weight, found.norm / weight, rate_at(state.step)
         verdict = judge(loss, norm, state.guard, state.updates, guard, found.agree)
 

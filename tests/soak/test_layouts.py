@@ -25,10 +25,16 @@ from packtrain.train.sections import Sections
 from packtrain.train.state import State, init_state, state_specs
 from packtrain.train.step import Command, Out, make_step, place_batch, place_orders
 from tests.train import rig
-from tests.train.test_model_layout import LOSS_TOLERANCE, MOMENT_TOLERANCE, PARAM_TOLERANCE
+from tests.train.test_model_layout import (
+    LOSS_TOLERANCE,
+    MOMENT_TOLERANCE,
+    NORM_TOLERANCE,
+    PARAM_TOLERANCE,
+    UPDATE_TOLERANCE,
+)
 from tests.train.tiny import host, packed_rows
 
-# As tests/train does, for when this file runs alone.
+# Devices as in tests/train, for when this file runs alone; its quick compilation is then left out.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
 
@@ -83,6 +89,8 @@ def agree(run: Run, base: Run) -> None:
     for mine, wanted in zip(run.outs, base.outs, strict=True):
         np.testing.assert_allclose(mine.loss, wanted.loss, rtol=LOSS_TOLERANCE)
         np.testing.assert_allclose(mine.grad_norm, wanted.grad_norm, rtol=10 * LOSS_TOLERANCE)
+        np.testing.assert_allclose(mine.param_norm, wanted.param_norm, rtol=NORM_TOLERANCE)
+        np.testing.assert_allclose(mine.update_norm, wanted.update_norm, rtol=UPDATE_TOLERANCE)
     for name, wanted in base.end.items():
         if name.startswith("opt/mu/"):
             gradient = base.first[name]

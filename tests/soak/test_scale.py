@@ -77,10 +77,11 @@ def test_no_stack_of_parameters_is_cast() -> None:
     of = shape.Layout(lowering.sections(recipe, ["train.precision=bf16", "model.layers=64"], fsdp=8))
     text = lowering.traced(of, devices=False).lower(lowering_platforms=("cpu",)).as_text()
     stacked = re.findall(r"stablehlo\.convert .* -> tensor<(64x\d+x\d+(?:x\d+)?)xbf16>", text)
-    pieces = {
-        "x".join(str(n) for n in lowering_piece(of, name)) for name in of.leaves if name.startswith("params/layers/")
+    shapes = {
+        "x".join(str(n) for n in shape) for name in of.leaves if name.startswith("params/layers/")
+        for shape in (lowering_piece(of, name), of.leaves[name][0])  # inside the devices' part of the text, and outside
     }
-    assert pieces and not pieces & set(stacked)
+    assert shapes and not shapes & set(stacked)
     assert "xbf16>" in text
 
 

@@ -24,7 +24,8 @@ from packtrain.train.step import BATCH_FIELDS, make_step
 QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false"
 """For XLA_FLAGS of a process that compiles to see what a program does, not how well it is compiled."""
 SHIPPED: Any = {"xla_cpu_use_fusion_emitters": True}
-"""To compile a program whose memory or text is judged, whatever the flags of the process."""
+"""To compile a program whose memory or text is judged with the emitters that users have, whatever the flags of the
+process. What else it leaves out (`jax_disable_most_optimizations`) stays out."""
 
 
 def arguments(of: Layout, mesh: AnyMesh) -> tuple[Any, ...]:

@@ -18,6 +18,8 @@ from tests.train.tiny import MODEL, OPTIM, SEED, Run, fresh, host, mesh_of, pack
 
 LOSS_TOLERANCE = 2e-6
 """Relative. f32 sums in another order; measured: at most 2e-7."""
+NORM_TOLERANCE, UPDATE_TOLERANCE = 1e-6, 1e-4
+"""Relative, of the norms told: of the parameters, and of the first update, which is Adam's and so widens."""
 MOMENT_TOLERANCE = 1e-5
 """Of Adam's first moment, a linear average of the gradients, relative to the largest entry of the tensor."""
 PARAM_TOLERANCE = 2e-5
@@ -34,6 +36,8 @@ def agree(run: Run, base: Run) -> None:
     for mine, wanted in zip(run.outs, base.outs, strict=True):
         np.testing.assert_allclose(mine.loss, wanted.loss, rtol=LOSS_TOLERANCE)
         np.testing.assert_allclose(mine.grad_norm, wanted.grad_norm, rtol=10 * LOSS_TOLERANCE)
+        np.testing.assert_allclose(mine.param_norm, wanted.param_norm, rtol=NORM_TOLERANCE)
+        np.testing.assert_allclose(mine.update_norm, wanted.update_norm, rtol=UPDATE_TOLERANCE)
         assert mine.weight_sum == wanted.weight_sum
     for name, wanted in base.end.items():
         if name.startswith("opt/mu/"):

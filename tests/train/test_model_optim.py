@@ -41,7 +41,7 @@ def test_updates_equal_optax_adamw() -> None:
         mine = wanted = start
         opt, their_opt = start_opt(optim, SPECS), theirs.init(start)
         for grads in gradients:
-            factor = clip_factor(summary(grads, SPECS, mesh_of()).norm, 0.7)
+            factor = clip_factor(summary(grads, SPECS, mesh_of(), jnp.float32(0)).norm, 0.7)
             mine, opt, _ = updated(mine, opt, grads, factor, SPECS, jnp.float32(3e-3), optim, mesh_of())
             moves, their_opt = theirs.update(grads, their_opt, wanted)
             wanted = optax.apply_updates(wanted, moves)
@@ -62,7 +62,7 @@ def test_decay_falls_on_matrices_only() -> None:
 def test_clipping_bounds_the_global_norm() -> None:
     """A longer gradient comes out at the bound, a shorter one and `0` unchanged; a zero gradient divides by nothing."""
     grads = draws(1)
-    norm = summary(grads, SPECS, mesh_of()).norm
+    norm = summary(grads, SPECS, mesh_of(), jnp.float32(0)).norm
     np.testing.assert_allclose(norm, np.sqrt(sum(np.square(g).sum() for g in grads.values())), rtol=1e-6)
     np.testing.assert_allclose(norm * clip_factor(norm, 0.5), 0.5, rtol=1e-6)
     assert clip_factor(norm, 1e6) == clip_factor(norm, 0.0) == clip_factor(jnp.float32(0.0), 1.0) == 1.0

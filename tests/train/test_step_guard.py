@@ -202,9 +202,22 @@ def test_digest_is_the_wrap_around_sum_of_bits() -> None:
         tree["a"].view(np.uint32)[5, 5] ^= flip
         bits = np.concatenate([x.view(np.uint32).ravel() for x in tree.values()]).astype(np.uint64)
         for mesh in (mesh_of(), mesh_of(replica=2, fsdp=2, tensor=2)):
-            found = jax.jit(lambda tree, mesh=mesh: summary(tree, SPECS, mesh))(tree)
+            found = jax.jit(lambda tree, mesh=mesh: summary(tree, SPECS, mesh, jnp.float32(2)))(tree)
             assert found.digest == bits.sum() % 2**32 and found.agree
             np.testing.assert_allclose(found.norm, np.sqrt(sum(np.square(x).sum() for x in tree.values())), rtol=1e-6)
+
+
+@pytest.mark.parametrize("damage", [1.5, np.nan])
+def test_copies_of_the_loss_that_differ_are_seen_by_all(damage: float) -> None:
+    """One device's loss is damaged and no gradient: all come to the one verdict, so none updates alone."""
+    mesh = mesh_of(tensor=2, fsdp=2)
+    whole = axes.sharding((), (), mesh)
+    copies = [jax.device_put(np.float32(2), device) for device in mesh.devices.flat]
+    copies[3] = copies[3] * damage
+    loss = jax.make_array_from_single_device_arrays((), whole, copies)
+    tree = {"b": jax.device_put(np.ones(4, np.float32), axes.sharding(("embed",), (4,), mesh))}
+    found = jax.jit(lambda tree, loss: summary(tree, {"b": SPECS["b"]}, mesh, loss))(tree, loss)
+    assert [bool(shard.data) for shard in found.agree.addressable_shards] == [False] * 4
 
 
 @pytest.mark.parametrize("damage", [1.5, np.inf])
@@ -215,7 +228,7 @@ def test_copies_that_differ_are_seen_by_all(damage: float) -> None:
     pieces = [jax.device_put(np.ones(2, np.float32), device) for device in mesh.devices.flat]
     pieces[3] = pieces[3] * damage
     tree = {"b": jax.make_array_from_single_device_arrays((4,), at, pieces)}
-    found = jax.jit(lambda tree: summary(tree, {"b": SPECS["b"]}, mesh))(tree)
+    found = jax.jit(lambda tree: summary(tree, {"b": SPECS["b"]}, mesh, jnp.float32(2)))(tree)
     assert [bool(shard.data) for shard in found.agree.addressable_shards] == [False] * 4
     norms = {float(shard.data) for shard in found.norm.addressable_shards}
     assert norms == {float(np.sqrt(np.float32(2 + 2 * damage**2)))}

@@ -30,7 +30,8 @@ def unguarded(train: TrainConfig, mesh: jax.sharding.Mesh) -> Any:
 
     def step(state: State, batch: dict[str, jax.Array], orders: jax.Array, command: jax.Array) -> tuple[State, Any]:
         (total, sums), weight = gradient_sums(state.params, batch, MODEL, train, mesh)
-        norm, rate = summary(sums, param_specs(MODEL), mesh).norm / weight, schedule(OPTIM, train.steps)(state.step)
+        norm = summary(sums, param_specs(MODEL), mesh, total).norm / weight
+        rate = schedule(OPTIM, train.steps)(state.step)
         factor = clip_factor(norm, OPTIM.clip_norm) / weight
         params, opt, _ = updated(state.params, state.opt, sums, factor, param_specs(MODEL), rate, OPTIM, mesh)
         state = state._replace(params=params, opt=opt, step=state.step + 1, updates=state.updates + 1)
