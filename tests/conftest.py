@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -53,6 +54,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[CLOCK] = SoakClock(config.getoption("--stop-after-minutes"))
     config.stash[SECONDS] = defaultdict(float)
     config.stash[NOTES] = []
+
+
+@pytest.fixture(autouse=True)
+def signals_given_back() -> Iterator[None]:
+    """A program's `main` called in this process takes signals for itself; an ignored one passes to every child after.
+
+    So does a shell that starts its background jobs with SIGINT ignored.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -23,15 +21,6 @@ from tests.train import rig
 from tests.train.test_worker import corpus, found, make_run
 
 __all__ = ["corpus"]
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """The worker takes SIGTERM and SIGINT for itself; give them back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def refused(capsys: pytest.CaptureFixture[str], run: str, *arguments: str, **env: str) -> str:
