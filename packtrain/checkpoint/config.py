@@ -1,16 +1,79 @@
-"""How often a run saves, how long a save may take, and what is kept."""
+"""How often a run saves, how long a save may take, what is kept, and where it is mirrored."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
 
 import msgspec
 
 from packtrain.core.errors import Contradiction
+from packtrain.core.stores import StoreConfig
 
 DEADLINE_S_MAX = 86_400.0
 """A carrier takes no save with a later deadline."""
+MIRRORS_MAX = 16
+MIRROR_S_MAX = 7 * 86_400.0
+LOCK_DAYS_MAX = 3650
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_REFERENCE = re.compile(r"(env|file):.+")
+_PLACE = re.compile(r"/|(file:///|s3://|gs://|az://)[^?]")
+
+
+class Mirror(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another place that published checkpoints are copied to, with what a run needs to go on from there alone.
+
+    In a spec: `[[checkpoint.mirrors]]`; on a command line: `--set checkpoint.mirrors.0.name=b2`.
+    """
+
+    name: str
+    """Lower case letters, digits, `-` and `_`; what messages and `packtrain ckpt ls` call it."""
+    place: str
+    """An absolute path, `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`. One run a place."""
+    every_s: float = 3600.0
+    """The latest published checkpoint is brought there when this long has passed since the last one was. 0: each that
+    is published while none is under way."""
+    bytes_per_s_max: float = 0.0
+    """Cap on what is sent or read back; 0: none."""
+    deadline_s: float = 3600.0
+    """A copy that is not whole by then has failed: it is tried again later, and goes on from what has arrived."""
+    lock_days: int = 0
+    """Governance retention of what is brought there, where the bucket enforces it; 0: none."""
+    endpoint: str = ""
+    """`http(s)://host:port` of a store that is not its inventor's own."""
+    region: str = ""
+    key_id: str = ""
+    """`env:NAME` or `file:PATH`. Empty: what the machine offers."""
+    secret: str = ""
+    """`env:NAME` or `file:PATH`. Empty: what the machine offers."""
+
+    def __post_init__(self) -> None:
+        """Raises Contradiction. A secret that was written where a reference belongs is not repeated."""
+        refs = [ref for ref in (self.key_id, self.secret) if ref]
+        checks = (
+            (_NAME.fullmatch(self.name), f"{self.name!r} cannot be the name of a mirror",
+             "use up to 32 lower case letters, digits, - and _, beginning with a letter or digit"),
+            (_PLACE.match(self.place), "this is no place for a mirror",
+             "write an absolute path, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"),
+            (all(_REFERENCE.fullmatch(ref) for ref in refs), "a secret is given by reference",
+             "write env:NAME or file:PATH"),
+            (0 <= self.every_s < math.inf and 0 <= self.bytes_per_s_max < math.inf,
+             "times and rates cannot be negative", "every_s=3600 and bytes_per_s_max=0 are usual"),
+            (0 < self.deadline_s <= MIRROR_S_MAX, "a copy needs a deadline, of a week at most",
+             "deadline_s=3600 is usual"),
+            (0 <= self.lock_days <= LOCK_DAYS_MAX, f"a lock lasts 0 to {LOCK_DAYS_MAX} days",
+             "lock_days=0 switches it off"),
+        )
+        for good, what, fix in checks:
+            if not good:
+                name = self.name if _NAME.fullmatch(self.name) else "?"
+                raise Contradiction(what, where=f"checkpoint.mirrors, {name}", fix=fix)
+
+    @property
+    def store(self) -> StoreConfig:
+        """What opens it."""
+        return StoreConfig(self.place, self.endpoint, self.region, self.key_id, self.secret)
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,6 +91,8 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """From tombstone to purge."""
     debris_s: float = 86_400.0
     """Age at which uncommitted folders of older attempts may be purged."""
+    mirrors: tuple[Mirror, ...] = ()
+    """Other places that published checkpoints are brought to, each with its own cadence."""
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:
@@ -45,3 +110,20 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 f"a save needs a deadline, of {DEADLINE_S_MAX:.0f} s at most", where="checkpoint.deadline_s",
                 fix="300 is a good value",
             )
+        self._check_mirrors()
+
+    def _check_mirrors(self) -> None:
+        names = [mirror.name for mirror in self.mirrors]
+        places = [_bare(mirror.place) for mirror in self.mirrors]
+        if len(set(names)) < len(names) or len(set(places)) < len(places):
+            raise Contradiction(
+                "two mirrors have one name, or one place", where="checkpoint.mirrors", fix="give each its own"
+            )
+        if len(names) > MIRRORS_MAX:
+            raise Contradiction(
+                f"a run has {MIRRORS_MAX} mirrors at most", where="checkpoint.mirrors", fix="leave some out"
+            )
+
+
+def _bare(place: str) -> str:
+    return place.removeprefix("file://").rstrip("/")
