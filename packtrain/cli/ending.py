@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, EXIT_OURS, INTERRUPTED, AgainError, PacktrainError
+from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, EXIT_OURS, INTERRUPTED, AgainError, PacktrainError, UsageError
 
 TYPER_INTERRUPTED = 130
 """What newer typers return for Ctrl-C in a command; older ones raise Abort. No command of ours returns it."""
@@ -60,10 +60,13 @@ def _silence() -> None:
 
 
 def _usage(error: Any) -> int:
-    """An option or argument that the command line parser refused: it knows how to say so itself."""
-    error.show()
-    code: int = error.exit_code
-    return code
+    """An option or argument that the command line parser refused, told as our own errors are."""
+    context, verb = getattr(error, "ctx", None), "packtrain"
+    if context is not None:  # whatever the program was started as
+        verb += context.command_path.removeprefix(context.find_root().command_path)
+    refused = UsageError(error.format_message(), where=verb, fix=f"see `{verb} --help`")
+    complain(refused.render())
+    return refused.exit_code
 
 
 def _bug(error: Exception) -> int:

@@ -19,21 +19,6 @@ def log_of(platform: Platform, folder: str) -> CommitLog:
     return CommitLog(platform, f"{folder}/commits")
 
 
-def commit_of(platform: Platform, folder: str, step: int | None) -> Commit:
-    """The save of `step` on the run's lineage, None: the last. Raises RunMissing naming those there are.
-
-    A step that retention took away is not there: its record is, but not its folder.
-    """
-    log = CommitLog(platform, f"{folder}/commits")
-    saves = [commit for commit in log.lineage(log.head()) if _is_there(platform, folder, commit)]
-    if not saves:
-        raise _none(folder)
-    found = next((commit for commit in saves if step in (None, commit.step)), None)
-    if found is None:
-        raise _missing(f"there is no checkpoint of step {step}", folder, saves)
-    return found
-
-
 def named(platform: Platform, folder: str, word: str | None) -> Commit:
     """The save that a person means: None, the one that the next attempt begins from; a step, on the lineage or, where
     only one has it, off it; `commit:N`; or a checkpoint folder. Raises RunMissing, UsageError."""

@@ -13,17 +13,18 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Self
 
 ALIGN_BYTES = 4096
 """What O_DIRECT asks of offset, length and address on every file system we know of."""
 
 
 class Image(ABC):
-    """A new file of known size, written once in pieces, by several threads at once."""
+    """A file written in places, by several threads at once."""
 
     @abstractmethod
-    def write_at(self, offset: int, data: memoryview) -> None:
-        """Write all of `data` or raise OSError. Direct where offset and the address of `data` are aligned."""
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data` from `offset` on or raise OSError; a hole below it reads as zeros."""
 
     @abstractmethod
     def fsync(self) -> None: ...
@@ -31,7 +32,7 @@ class Image(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def __enter__(self) -> Image:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -39,7 +40,8 @@ class Image(ABC):
 
 
 class DirectImage(Image):
-    """On this machine's disk. The last bytes that fill no page go through the cache, by a descriptor of their own."""
+    """A new file of known size on this machine's disk, direct where offset, address and size of what is written are
+    aligned. The last bytes that fill no page go through the cache, by a descriptor of their own."""
 
     def __init__(self, path: str, size: int, mode: int) -> None:
         flags = os.O_WRONLY | os.O_CLOEXEC
@@ -52,7 +54,8 @@ class DirectImage(Image):
             self.close()
             raise
 
-    def write_at(self, offset: int, data: memoryview) -> None:
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        data = memoryview(data)
         whole = len(data) - len(data) % ALIGN_BYTES if self._direct >= 0 and offset % ALIGN_BYTES == 0 else 0
         done = _write_all(self._direct, offset, data[:whole], stop_at=errno.EINVAL) if whole else 0
         _write_all(self._cached, offset + done, data[done:])

@@ -493,7 +493,7 @@ class _FakeImage(Image):
     def __init__(self, file: _FakeFile) -> None:
         self._file, self._end = file, 0
 
-    def write_at(self, offset: int, data: memoryview) -> None:
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
         assert offset == self._end, f"written at {offset}, not at {self._end}"
         self._file.write(data)
         self._end += len(data)

@@ -30,28 +30,12 @@ SOCKET_PATH_BYTES_MAX = 107
 SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.py")
 
 
-class File(ABC):
+class File(Image):
     """A file open for writing by one process: `create` for appending, `reopen` for writing in places."""
 
     @abstractmethod
     def write(self, data: bytes | memoryview) -> None:
         """Write all of `data` after what this object wrote before, or raise OSError."""
-
-    @abstractmethod
-    def write_at(self, offset: int, data: bytes | memoryview) -> None:
-        """Write all of `data` from `offset` on or raise OSError; a hole below it reads as zeros."""
-
-    @abstractmethod
-    def fsync(self) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def __enter__(self) -> File:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class Process(ABC):

@@ -309,7 +309,7 @@ class Folder(Store):
     def _make_parent(self, path: str) -> None:
         """The root itself is never made here: where it is missing, a disk is not mounted."""
         if not self._platform.is_dir(self._root):
-            raise self._not_there()
+            raise self._no_folder()
         self._platform.mkdir(posixpath.dirname(path))
 
     def sync_parents(self, path: str) -> None:
@@ -322,7 +322,7 @@ class Folder(Store):
     def explain(self, error: OSError, path: str) -> NameAbsent | NameTaken | StoreRefused | StoreUnreachable:
         if isinstance(error, FileExistsError):
             return NameTaken("this name is taken", where=path, fix="choose another name")
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
             return self._absence(path)
         if error.errno in _REFUSED:
             return StoreRefused(f"the folder refuses: {error.strerror}", where=path, fix="see who may write there")
@@ -331,7 +331,7 @@ class Folder(Store):
             fix="see that it is there, writable and not full; then try again",
         )
 
-    def _absence(self, path: str) -> NameAbsent | StoreUnreachable:
+    def _absence(self, path: str) -> NameAbsent | StoreRefused | StoreUnreachable:
         """A name is absent only where the store's own folder is present."""
         try:
             present = self._platform.is_dir(self._root)
@@ -339,9 +339,13 @@ class Folder(Store):
             present = False
         if present:
             return NameAbsent("there is no such name", where=path, fix="see what is there with `packtrain ckpt ls`")
-        return self._not_there()
+        return self._no_folder()
 
-    def _not_there(self) -> StoreUnreachable:
+    def _no_folder(self) -> StoreRefused | StoreUnreachable:
+        """What is missing may come back with its disk; a file in its place will not give way."""
+        with suppress(OSError):
+            if self._platform.exists(self._root):
+                return StoreRefused("this is a file, not a folder", where=self._root, fix="give the path of a folder")
         return StoreUnreachable("this folder is not there", where=self._root, fix="mount the disk, or make it")
 
 

@@ -93,7 +93,7 @@ class Progress(NamedTuple):
     """Checked."""
     bytes_total: int
     bytes_per_s: float
-    """Sent, since the copy began."""
+    """Sent or, where more, checked since the copy began: what is there already needs no sending."""
     eta_s: float
     """inf while nothing is known."""
 
@@ -420,13 +420,9 @@ class _Copy:
     def _tell(self) -> None:
         if self._progress is None:
             return
-        tally, passed_s = self.tally, (self._platform.boot_ns() - self._began_ns) / NS
+        tally, passed_s = self.tally, (self._platform.boot_ns() - self._began_ns) / NS or 1.0
         with tally.lock:
-            speed = (tally.bytes_sent + tally.bytes_checked) / passed_s if passed_s else 0.0
-            left = 2 * tally.bytes_total - tally.bytes_sent - tally.bytes_kept - tally.bytes_checked
-            self._progress(
-                Progress(
-                    tally.bytes_checked, tally.bytes_total, tally.bytes_sent / passed_s if passed_s else 0.0,
-                    max(0, left) / speed if speed else math.inf,
-                )
-            )
+            sent, checked = tally.bytes_sent, tally.bytes_checked
+            left, speed = 2 * tally.bytes_total - sent - tally.bytes_kept - checked, (sent + checked) / passed_s
+            eta_s = max(0, left) / speed if speed else math.inf
+            self._progress(Progress(checked, tally.bytes_total, max(sent, checked) / passed_s, eta_s))

@@ -69,7 +69,8 @@ def test_a_place_is_read_alone(home: pathlib.Path, saves: list[Commit], capsys: 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["mine", "--to", "nowhere"], 75, "store.unreachable"), (["mine", "--to", "s3://"], 78, "config.bad_value"),
+        (["mine", "--to", "nowhere"], 75, "store.unreachable"), (["mine", "--to", "file"], 78, "not a folder"),
+        (["mine", "--to", "s3://"], 78, "config.bad_value"),
         (["mine", "--to", "place", "--rate", "fast"], 2, "'fast' is no rate"),
         (["mine", "--to", "place", "--rate", "200"], 2, "'200' is no rate"), (["mine"], 2, "--to"),
         (["mine", "--to", "place", "--step", "7"], 78, "there is no checkpoint 7"),
@@ -84,6 +85,7 @@ def test_mistakes(
     """A place that is not there, an address, rate, step or run that makes no sense: one message, no traceback, and a
     secret is not repeated."""
     monkeypatch.chdir(home)
+    (home / "file").touch()
     ended, _, errors = said(capsys, "ckpt", "copy", *words)
     assert ended == code and says in errors and "hunter2" not in errors and "Traceback" not in errors
 

@@ -55,7 +55,8 @@ MISTAKES = {
     "no store": (["data", "show", "nowhere"], 78, "packtrain data build"),
     "no run to report": (["report", "nowhere"], 78, "packtrain first-light"),
     "no run to sample": (["sample", "nowhere", "--prompt", "x"], 78, "packtrain first-light"),
-    "no prompt": (["sample", "nowhere"], 2, "--prompt"),
+    "no prompt": (["sample", "nowhere"], 2, "next:  see `packtrain sample --help`"),
+    "no run to export": (["export", "nowhere", "--hf", "x", "--step", "latest"], 78, "packtrain first-light"),
     "seed too large": (["sample", "nowhere", "--prompt", "x", "--seed", str(2**64)], 2, "seed"),
     "negative temperature": (["sample", "nowhere", "--prompt", "x", "--temperature", "-1"], 2, "temperature"),
 }
@@ -72,9 +73,8 @@ def test_a_mistake_is_one_message(mistake: str, home: pathlib.Path, capsys: pyte
     code, out, errors = said(capsys, *arguments)
     assert code == expected, errors
     assert hint in errors and "Traceback" not in errors + out
-    if "next:" in errors:
-        assert errors.startswith("[") and errors.count("\n[") == 0
-        assert "where:" in errors
+    assert errors.startswith("[") and errors.count("\n[") == 0
+    assert "\n  where: " in errors and "\n  next:  " in errors
     assert not (home / "runs").exists()
 
 

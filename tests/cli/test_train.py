@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from packtrain.checkpoint.reader import open_checkpoint
-from packtrain.cli.published import commit_of
+from packtrain.cli.published import named
 from packtrain.core.platform import LocalPlatform
 from tests.checkpoint import foreign
 from tests.checkpoint.worlds import same_bits
@@ -70,7 +70,7 @@ def test_a_foreign_reader_reads_its_checkpoint(trained: tuple[pathlib.Path, list
     """The reader in examples/ gives every tensor of the run's last save as ours does."""
     home, _, _ = trained
     platform, run = LocalPlatform(), f"{home}/runs/small"
-    ours, theirs = open_checkpoint(platform, run, commit_of(platform, run, None)), foreign.load().read(run)
+    ours, theirs = open_checkpoint(platform, run, named(platform, run, None)), foreign.load().read(run)
     assert theirs.keys() == ours.specs.keys()
     assert all(same_bits(array, ours.read(name)) for name, array in theirs.items())
 

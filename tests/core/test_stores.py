@@ -55,6 +55,19 @@ def test_a_folder_that_is_gone_is_not_empty() -> None:
     assert not platform.exists("/tmp/mount")
 
 
+def test_a_file_is_no_folder() -> None:
+    """A file where the folder should be is refused: it will not become one by waiting, as a mount may."""
+    platform = FakePlatform(FakeDisk())
+    platform.write_new("/tmp/file", b"x")
+    store = Folder(platform, "/tmp/file")
+    for ask in (
+        lambda: store.size("a"), lambda: store.read("a", 0, 1), lambda: store.list(""), lambda: store.create("a", b"x"),
+        lambda: store.upload(Plan("a", 1, 1)),
+    ):
+        with pytest.raises(StoreRefused, match="this is a file, not a folder"):
+            ask()
+
+
 @pytest.mark.parametrize(
     ("code", "expected"), [(errno.EACCES, StoreRefused), (errno.EROFS, StoreRefused), (errno.EIO, StoreUnreachable),
                            (errno.ENOSPC, StoreUnreachable), (errno.ESTALE, StoreUnreachable)],

@@ -269,6 +269,16 @@ def test_a_store_that_breaks_stops_the_copy_and_all_its_threads(tmp_path: pathli
 # --- bounds ----------------------------------------------------------------------------------------------
 
 
+def test_progress_of_what_is_there_already() -> None:
+    """A copy that finds all there tells how fast it checks it, and when it will have: nothing is sent."""
+    platform, source, target = two_folders()
+    data, told = pattern(3000), list[Progress]()
+    source.create("a/f", data)
+    target.create("a/f", data)
+    assert copy(platform, source, target, [item(data)], ONE, progress=told.append).bytes_sent == 0
+    assert told[-1].bytes_done == 3000 and all(p.bytes_per_s > 0 for p in told) and told[-1].eta_s == 0
+
+
 def timed_copy(
     rate: Callable[[Platform], float], bucket: bool = False, **config: float
 ) -> tuple[float, list[Progress]]:
