@@ -127,19 +127,19 @@ class Checkpoint:
                 digest.update(self._blocks.fresh(table, index))
             except CheckpointDamaged as error:
                 damaged = True
-                yield Damage(table.file, _touched(table, index), error.what)
+                yield Damage(table.file, touched(table, index), error.what)
             told(min(table.block_bytes, table.bytes - index * table.block_bytes))
         try:
             size = self._platform.size(path)
         except FileNotFoundError as error:
-            yield Damage(table.file, _touched(table, None), str(error))
+            yield Damage(table.file, touched(table, None), str(error))
             return
         except OSError as error:
             raise as_unreadable(error, path) from error
         if size != table.bytes:
-            yield Damage(table.file, _touched(table, None), f"{size} bytes long, not {table.bytes}")
+            yield Damage(table.file, touched(table, None), f"{size} bytes long, not {table.bytes}")
         elif not damaged and digest.hexdigest() != table.sha256:
-            yield Damage(table.file, _touched(table, None), "SHA-256 differs although every block's crc32c agrees")
+            yield Damage(table.file, touched(table, None), "SHA-256 differs although every block's crc32c agrees")
 
 
 def open_checkpoint(platform: Platform, run_folder: str, commit: Commit) -> Checkpoint:
@@ -233,7 +233,11 @@ def _entries(platform: Platform, folder: str) -> list[tuple[str, str]]:
 
 def _read_manifest(platform: Platform, folder: str, commit: Commit) -> Manifest:
     path = f"{folder}/{fmt.MANIFEST}"
-    data = read_stored(platform, path, 0, TABLE_BYTES_MAX)
+    return manifest_of(read_stored(platform, path, 0, TABLE_BYTES_MAX), commit, path)
+
+
+def manifest_of(data: bytes, commit: Commit, path: str) -> Manifest:
+    """The manifest that `commit` published. Raises CheckpointDamaged where these bytes are not it, FormatUnknown."""
     if fmt.sha256(data) != commit.digest:
         raise as_damaged(f"the manifest is not the one that commit {commit.number} published", path)
     manifest = fmt.decode(data, Manifest, path)
@@ -243,7 +247,11 @@ def _read_manifest(platform: Platform, folder: str, commit: Commit) -> Manifest:
 
 def _read_table(platform: Platform, folder: str, entry: PartEntry, specs: dict[str, TensorSpec]) -> PartTable:
     path = f"{folder}/{fmt.table_name(entry.writer)}"
-    data = read_stored(platform, path, 0, TABLE_BYTES_MAX)
+    return table_of(read_stored(platform, path, 0, TABLE_BYTES_MAX), entry, specs, path)
+
+
+def table_of(data: bytes, entry: PartEntry, specs: dict[str, TensorSpec], path: str) -> PartTable:
+    """The table that the manifest lists. Raises CheckpointDamaged where these bytes are not it, FormatUnknown."""
     if len(data) != entry.table_bytes or fmt.sha256(data) != entry.table_sha256:
         raise as_damaged(f"the table of part {entry.writer} is not the one in the manifest", path)
     table = fmt.decode(data, PartTable, path)
@@ -294,10 +302,10 @@ def _within(part: Box, box: Box) -> tuple[slice, ...]:
     return tuple(slice(a - origin, b - origin) for (a, b), (origin, _) in zip(part, box, strict=True))
 
 
-def _touched(table: PartTable, index: int | None) -> tuple[str, ...]:
+def touched(table: PartTable, index: int | None) -> tuple[str, ...]:
     """Names of tensors with bytes in that block; of all in the part when None, or when only the header is there."""
     if index is None:
         return tuple(dict.fromkeys(placed.tensor for placed in table.boxes))
     start, stop = index * table.block_bytes, (index + 1) * table.block_bytes
     names = dict.fromkeys(p.tensor for p in table.boxes if p.offset < stop and p.offset + p.bytes > start)
-    return tuple(names) or _touched(table, None)
+    return tuple(names) or touched(table, None)

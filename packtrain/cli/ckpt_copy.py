@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from packtrain.cli.options import SAVE_HELP, Run
-from packtrain.cli.places import Endpoint, KeyId, Region, Secret
+from packtrain.cli.places import Endpoint, KeyId, RateOption, Region, Secret
 
 if TYPE_CHECKING:
     from packtrain.core.transfer import Progress, Tally
@@ -21,7 +21,7 @@ def copy(
     step: Annotated[
         str | None, typer.Option("--step", metavar="STEP", help=f"{SAVE_HELP} Default: what a restart would read.")
     ] = None,
-    rate: Annotated[str, typer.Option("--rate", metavar="AMOUNT/s", help="At most so much, as in 200MB/s.")] = "",
+    rate: RateOption = "",
     threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Chunks of 8 MiB on the way at once.")] = 4,
     endpoint: Endpoint = "", region: Region = "", key_id: KeyId = "", secret: Secret = "",
 ) -> None:
@@ -32,7 +32,7 @@ def copy(
     """
     from packtrain.checkpoint.copies import send
     from packtrain.cli import folders
-    from packtrain.cli.places import place
+    from packtrain.cli.places import place, rate_of
     from packtrain.cli.published import named
     from packtrain.core.platform import LocalPlatform
     from packtrain.core.transfer import TransferConfig
@@ -40,21 +40,10 @@ def copy(
     platform, folder = LocalPlatform(), folders.find_run(run)
     commit = named(platform, folder, step)
     target = place(platform, to, endpoint, region, key_id, secret)
-    config = TransferConfig(threads=threads, copy_bytes_per_s_max=_rate(rate))
+    config = TransferConfig(threads=threads, copy_bytes_per_s_max=rate_of(rate))
     with CopyBar() as bar:
         done = send(platform, folder, commit, target, config, progress=bar)
     typer.echo(f"step {commit.step} of {run} is in {target.url}/checkpoints/{commit.folder}: {_told(done)}")
-
-
-def _rate(text: str) -> float:
-    """`200MB/s` -> 2e8 bytes a second; "" is no limit. Raises UsageError, for a bare number too: 200 is not 200 MB."""
-    from packtrain.core.errors import UsageError
-    from packtrain.core.units import parse_bytes
-
-    found = None if text.isdecimal() or not text else parse_bytes(text.removesuffix("/s"))
-    if text and not found:
-        raise UsageError(f"{text!r} is no rate", where="--rate", fix="write 200MB/s or 1.5GiB/s")
-    return found or math.inf
 
 
 def _told(done: Tally) -> str:

@@ -6,6 +6,9 @@ import re
 
 from packtrain.checkpoint.asked import next_restored
 from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.listing import listing
+from packtrain.checkpoint.reader import survey
 from packtrain.core.errors import RunMissing, UsageError
 from packtrain.core.platform import Platform
 
@@ -22,7 +25,25 @@ def log_of(platform: Platform, folder: str) -> CommitLog:
 def named(platform: Platform, folder: str, word: str | None) -> Commit:
     """The save that a person means: None, the one that the next attempt begins from; a step, on the lineage or, where
     only one has it, off it; `commit:N`; or a checkpoint folder. Raises RunMissing, UsageError."""
-    log, saves = log_of(platform, folder), present(platform, folder)
+    return _chosen(platform, folder, word, present(platform, folder))
+
+
+def to_mend(platform: Platform, folder: str, word: str | None) -> list[Commit]:
+    """Saves that a person means, of those that should be here: whole, damaged, or taken away by somebody; not those
+    that retention took, nor those that were never brought to this place of copies. `all`: each of them, oldest first.
+    """
+    log_of(platform, folder)
+    seen = survey(platform, folder)
+    here = {one.commit for one in listing(seen, CheckpointConfig(), None) if not (one.purged or one.left)}
+    saves = [commit for commit in seen.commits if commit.kind == "save" and commit.number in here]
+    if not saves:
+        raise _none(folder)
+    return saves if word == "all" else [_chosen(platform, folder, None if word == "latest" else word, saves)]
+
+
+def _chosen(platform: Platform, folder: str, word: str | None, saves: list[Commit]) -> Commit:
+    log = log_of(platform, folder)
+    saves = saves.copy()
     lineage = {commit.number for commit in log.follow(log.head())}
     saves.sort(key=lambda commit: (commit.number in lineage, commit.number), reverse=True)
     restored = next_restored(platform, folder, log) if word is None else None

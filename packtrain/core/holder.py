@@ -9,25 +9,26 @@ from datetime import UTC, datetime
 from packtrain.core.errors import RunHeld
 from packtrain.core.platform import Lock, Platform
 
+HOLDER = "holder"
 WAIT = "wait for it, stop it with Ctrl-C or SIGTERM, or start another run with --new"
 
 
-def hold(platform: Platform, run_folder: str, job: str, fix: str = WAIT) -> Lock:
-    """The run's lock. Raises RunHeld naming who has it; OSError."""
+def hold(platform: Platform, run_folder: str, job: str, fix: str = WAIT, file: str = HOLDER) -> Lock:
+    """The run's lock, or another one in its folder. Raises RunHeld naming who has it; OSError."""
     since = datetime.fromtimestamp(platform.wall_s(), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     note = {"job": job, "pid": os.getpid(), "node": platform.node(), "since": since}
-    lock = platform.lock(f"{run_folder}/holder", json.dumps(note))
+    lock = platform.lock(f"{run_folder}/{file}", json.dumps(note))
     if lock is None:
         raise RunHeld(
-            f"the run is held by {holder_text(platform, run_folder)}", where=run_folder, fix=fix,
+            f"the run is held by {holder_text(platform, run_folder, file)}", where=run_folder, fix=fix,
         )
     return lock
 
 
-def holder_text(platform: Platform, run_folder: str) -> str:
-    """Who holds a run, in words, from the note in its holder file."""
+def holder_text(platform: Platform, run_folder: str, file: str = HOLDER) -> str:
+    """Who holds a run, in words, from the note in that file."""
     try:
-        note = platform.read_json(f"{run_folder}/holder")
+        note = platform.read_json(f"{run_folder}/{file}")
         return f"job {note['job']!r}: process {note['pid']} on {note['node']}, since {note['since']}"
     except (OSError, ValueError, TypeError, KeyError):
         return "another process, which is just starting"
