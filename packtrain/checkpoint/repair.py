@@ -40,7 +40,6 @@ from packtrain.core.holder import hold
 from packtrain.core.platform import Platform
 from packtrain.core.stores import TEMP, Store
 from packtrain.core.transfer import Throttle
-from packtrain.core.units import bytes_text
 
 AHEAD, READERS = 8, 4
 """Blocks asked for before they are needed, and by how many threads."""
@@ -320,8 +319,7 @@ class _Repair:
         """Where a file is mended, in a folder that is there; what a killed repair left under that name goes."""
         self._platform.mkdir(self._folder)
         temp = f"{self._folder}/{TEMP}repair-{file}"
-        with suppress(FileNotFoundError):
-            self._platform.unlink(temp)
+        self._discard(temp)
         return temp
 
     def _put(self, temp: str, file: str) -> None:

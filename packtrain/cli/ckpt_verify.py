@@ -107,7 +107,7 @@ def _lines(one: _Looked) -> list[str]:
     from packtrain.monitor.report import printable
 
     name = f"step {one.commit.step} (commit {one.commit.number})"
-    lines = [f"{name}: DAMAGED {damage.file}: {_names(damage.tensors)}: {damage.what}" for damage in one.damage]
+    lines = [f"{name}: DAMAGED {damage.file}: {names_text(damage.tensors)}: {damage.what}" for damage in one.damage]
     if one.unreadable is not None:
         lines.append(f"{name}: UNREADABLE {one.unreadable.where}: {one.unreadable.what}")
     if one.over and not lines:
@@ -115,7 +115,7 @@ def _lines(one: _Looked) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _names(tensors: tuple[str, ...]) -> str:
+def names_text(tensors: tuple[str, ...]) -> str:
     if tensors == ("*",):
         return "every tensor"
     more = len(tensors) - TENSORS_SHOWN
@@ -135,7 +135,8 @@ def _conclude(folder: str, looked: list[_Looked]) -> None:
         raise DamageFound(
             f"damaged: step {_listed(bad)}; {counts}" + (f"; {unread}" if errors else ""),
             where=f"{folder}/checkpoints",
-            fix="copy the files named from another copy of the run folder, or go back with `packtrain ckpt restore`",
+            fix="`packtrain ckpt repair` fetches what is bad from another place that has it (--from, or "
+                "checkpoint.mirrors); or go back with `packtrain ckpt restore`",
         )
     if errors:
         where, fix = errors[0].where, errors[0].fix

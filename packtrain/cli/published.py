@@ -43,9 +43,8 @@ def to_mend(platform: Platform, folder: str, word: str | None) -> list[Commit]:
 
 def _chosen(platform: Platform, folder: str, word: str | None, saves: list[Commit]) -> Commit:
     log = log_of(platform, folder)
-    saves = saves.copy()
     lineage = {commit.number for commit in log.follow(log.head())}
-    saves.sort(key=lambda commit: (commit.number in lineage, commit.number), reverse=True)
+    saves = sorted(saves, key=lambda commit: (commit.number in lineage, commit.number), reverse=True)
     restored = next_restored(platform, folder, log) if word is None else None
     found = [commit for commit in saves if commit == restored or (word is not None and _fits(commit, word))]
     if not found:

@@ -13,8 +13,11 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
+LOOK_S = 0.5
+"""How often a thread that waits for work to end wakes."""
 ALIGN_BYTES = 4096
 """What O_DIRECT asks of offset, length and address on every file system we know of."""
 
@@ -136,7 +139,7 @@ class Threads(Crew):
                 ended.put(error)
 
         def wait() -> None:
-            error = ended.get()
+            error = _taken(ended)
             if error is not None:
                 raise error
 
@@ -150,3 +153,11 @@ class Threads(Crew):
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+
+
+def _taken(ended: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
+    """What comes first, waited for in turns: a Ctrl-C that finds this thread falling asleep is seen at its next look.
+    """
+    while True:
+        with suppress(queue.Empty):
+            return ended.get(timeout=LOOK_S)

@@ -215,6 +215,12 @@ class DamageFound(ConfigError):
     name = "checkpoint.damage_found"
 
 
+class NotMended(ConfigError):
+    """What `packtrain ckpt repair` found damaged is whole in no place that it knows."""
+
+    name = "checkpoint.not_mended"
+
+
 class CarrierLost(AgainError):
     """The process that carries checkpoints away ended, hung or cannot be reached."""
 

@@ -16,13 +16,13 @@ from packtrain.checkpoint.publish import Gate, Save, carry
 from packtrain.checkpoint.reader import open_checkpoint, verify_commit
 from packtrain.checkpoint.repair import AWAY, Outcome, Places, repair
 from packtrain.core.errors import CheckpointGone, RunHeld, RunUnusable
-from packtrain.core.fake import FakeCrash, FakeDisk, FakePlatform, Fault, crash, fail, power_cut
+from packtrain.core.fake import FakeCrash, FakeDisk, FakePlatform, Fault, crash, power_cut
 from packtrain.core.holder import hold
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.stores import Folder, Store, StoreConfig, open_store
 from packtrain.core.transfer import TransferConfig
 from tests.checkpoint.worlds import RUN, make_run, part_of, tensor_of
-from tests.core.flips import Flipping, flip
+from tests.core.flips import Flipping
 
 MIRROR, SECOND = "/mirror", "/second"
 BLOCK = fmt.BLOCK_BYTES
@@ -260,25 +260,27 @@ def test_what_nobody_has_stays_and_is_told() -> None:
 def test_a_place_that_does_not_answer_is_left_alone() -> None:
     """A place that is away is asked a few times and then no more, however many blocks are bad."""
     platform = two_copies()
-    data_of(platform, IMAGE)[:] = bytes(len(data_of(platform, IMAGE)))
-    platform.unlink(FILES[-1])
+    for path in FILES[1:]:
+        platform.unlink(path)
     away = mirror(platform, "/unmounted")
     asked = []
     away.read = lambda name, offset, size: asked.append(name) or Folder(platform, "/unmounted").read(name, 0, 1)
     assert mend(platform, away, mirror(platform, SECOND)).left == []
-    assert len(asked) <= AWAY
+    assert len(asked) == AWAY
     must_be_whole(platform)
 
 
-def test_a_block_whose_checksum_lies() -> None:
-    """Bytes that agree with every block's crc32c and not with the SHA-256 of the whole are found, and mended by
-    fetching all of them."""
+@pytest.mark.parametrize("more", [False, True], ids=["alone", "beside a bad block"])
+def test_a_block_whose_checksum_lies(more: bool) -> None:
+    """Bytes that agree with every block's crc32c and not with the SHA-256 of the whole are found, beside a block that
+    is plainly bad as well, and mended by fetching all of them."""
     platform = world()
-    sums = Forgetful(platform.disk)
-    data_of(platform, IMAGE)[5] ^= 1
-    done = repair(sums, RUN, COMMIT, Places(platform, [mirror(platform)]))
-    assert done.left == [] and done.bytes_fetched == len(pristine()[0][IMAGE])
-    assert "SHA-256 differs although" in done.damage[0].what
+    if more:
+        data_of(platform, IMAGE)[-1] ^= 1
+    done = repair(Forgetful(platform.disk), RUN, COMMIT, Places(platform, [mirror(platform)]))
+    size = len(pristine()[0][IMAGE])
+    assert done.left == [] and done.bytes_fetched == size + more * (size - BLOCK)
+    assert ("1 of 2 blocks" if more else "SHA-256 differs although") in done.damage[0].what
     must_be_whole(platform)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 
 from packtrain.cli.ending import end
 from packtrain.cli.main import app
+from tests.core.loopback import bad_server, hang
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 TINY = {
@@ -58,6 +60,23 @@ def packtrain(home: pathlib.Path, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr of a command in a process of its own."""
     with start(home, *arguments) as process:
         out, errors = process.communicate()
+    return process.returncode, out, errors
+
+
+def interrupted(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    """The same for a command that asks a bucket, whose server never answers, and gets Ctrl-C while it waits."""
+    monkeypatch.setenv("TEST_ID", "x")
+    monkeypatch.setenv("TEST_SECRET", "y")
+    with bad_server(hang) as server:
+        process = start(
+            home, *arguments, "--endpoint", server.url, "--region", "r", "--key-id", "env:TEST_ID", "--secret",
+            "env:TEST_SECRET",
+        )
+        while not server.requests:
+            assert process.poll() is None
+            server.left.wait(0.02)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=20)
     return process.returncode, out, errors
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import signal
 
 import pytest
 
@@ -14,8 +13,7 @@ from packtrain.core.platform import LocalPlatform
 from packtrain.core.transfer import Progress
 from tests.checkpoint import foreign
 from tests.checkpoint.worlds import make_run, publish_small
-from tests.cli.home import said, start
-from tests.core.loopback import bad_server, hang
+from tests.cli.home import interrupted, said
 
 
 @pytest.fixture
@@ -94,19 +92,8 @@ def test_ctrl_c_while_the_store_hangs(
     home: pathlib.Path, saves: list[Commit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C ends a copy that waits for a store at once, with 75 and one line."""
-    monkeypatch.setenv("TEST_ID", "x")
-    monkeypatch.setenv("TEST_SECRET", "y")
-    with bad_server(hang) as server:
-        process = start(
-            home, "ckpt", "copy", "mine", "--to", "s3://bucket/x", "--endpoint", server.url, "--region", "r",
-            "--key-id", "env:TEST_ID", "--secret", "env:TEST_SECRET",
-        )
-        while not server.requests:
-            assert process.poll() is None
-            server.left.wait(0.02)
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=20)
-    assert (process.returncode, out) == (75, "") and errors.count("\n") == 1 and "goes on" in errors
+    code, out, errors = interrupted(home, monkeypatch, "ckpt", "copy", "mine", "--to", "s3://bucket/x")
+    assert (code, out) == (75, "") and errors.count("\n") == 1 and "goes on" in errors
 
 
 def test_progress_tells_amount_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:

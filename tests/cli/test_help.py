@@ -12,9 +12,9 @@ ALLOWED = {"packtrain", "typer", "click", "annotated_doc", "shellingham", "typin
 
 OURS = {"packtrain", "packtrain.cli", "packtrain.core", "packtrain.core.errors"} | {
     f"packtrain.cli.{name}" for name in (
-        "ckpt", "ckpt_copy", "ckpt_diff", "ckpt_import", "ckpt_keep", "ckpt_restore", "ckpt_show", "ckpt_verify",
-        "data", "doctor", "ending", "export", "first_light", "main", "options", "places", "report", "runs", "sample",
-        "shape", "train",
+        "ckpt", "ckpt_copy", "ckpt_diff", "ckpt_import", "ckpt_keep", "ckpt_repair", "ckpt_restore", "ckpt_show",
+        "ckpt_verify", "data", "doctor", "ending", "export", "first_light", "main", "options", "places", "report",
+        "runs", "sample", "shape", "train",
     )
 }
 

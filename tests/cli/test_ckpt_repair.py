@@ -1,0 +1,139 @@
+"""`packtrain ckpt repair`: what is damaged comes back from another place, and what does not is told."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+
+import pytest
+
+from packtrain.checkpoint.commits import Commit
+from packtrain.core.platform import LocalPlatform
+from tests.checkpoint.worlds import make_run, publish_small
+from tests.cli.home import call, interrupted, said
+
+
+@pytest.fixture
+def saves(home: pathlib.Path) -> list[Commit]:
+    """Run `mine` with steps 5 and 10 published, both copied to `place`, which its spec names as a mirror."""
+    platform, folder = LocalPlatform(), home / "runs" / "mine"
+    log = make_run(platform, str(folder))
+    log.begin(None, ["r00000"], "a")
+    commits = [publish_small(platform, log, 1, step, str(folder)) for step in (5, 10)]
+    place = home / "place"
+    place.mkdir()
+    (folder / "spec").mkdir()
+    (folder / "spec" / "0001.toml").write_text(
+        f"recipe = 'first-light'\n[[checkpoint.mirrors]]\nname = 'b2'\nplace = '{place}'\n"
+        f"[[checkpoint.mirrors]]\nname = 'closed'\nplace = 's3://x/y'\nkey_id = 'env:NOT_SET_HERE'\n"
+    )
+    for commit in commits:
+        assert call("ckpt", "copy", "mine", "--step", str(commit.step), "--to", str(place)) == 0
+    return commits
+
+
+def image(home: pathlib.Path, commit: Commit, root: str = "runs/mine") -> pathlib.Path:
+    return home / root / "checkpoints" / commit.folder / "part-r00000.safetensors"
+
+
+def flip(file: pathlib.Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_what_is_bad_is_told_and_mended(
+    home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Verify names this verb; it tells tensor and file, fetches from the mirror of the spec (one whose credentials are
+    not there is passed over), and a second time finds everything whole; `all` sees a folder that is gone as well."""
+    flip(image(home, saves[1]))
+    code, _, errors = said(capsys, "ckpt", "verify", "mine")
+    assert code == 78 and "packtrain ckpt repair" in errors
+    code, out, errors = said(capsys, "ckpt", "repair", "mine")
+    assert code == 0 and "mirror closed is passed over: " in errors, errors
+    size = image(home, saves[1]).stat().st_size
+    assert out.splitlines() == [
+        "step 10 (commit 3): mended part-r00000.safetensors: w, step: 1 of 1 blocks cannot be used, the first is bytes "
+        f"0..{size}",
+        f"step 10 (commit 3): whole, {size} B fetched",
+    ]
+    assert said(capsys, "ckpt", "repair", "mine")[1] == "step 10 (commit 3): whole, 0 B fetched\n"
+    shutil.rmtree(image(home, saves[0]).parent)
+    assert said(capsys, "ckpt", "verify", "mine", "--all")[1].count("whole") == 1
+    code, out, _ = said(capsys, "ckpt", "repair", "mine", "all", "--rate", "50MB/s")
+    assert code == 0 and out.count("it is not there") == 3 and out.count(": whole, ") == 2
+    assert said(capsys, "ckpt", "verify", "mine", "--all")[:2] == (
+        0, "step 5 (commit 2): whole\nstep 10 (commit 3): whole\n",
+    )
+
+
+def test_a_copy_is_mended_from_the_run(
+    home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other way round, too: a place of copies is mended from the run, by this verb or by `ckpt copy`."""
+    for words in (["repair", "place", "5", "--from", "runs/mine"], ["copy", "mine", "--step", "5", "--to", "place"]):
+        flip(image(home, saves[0], "place"))
+        assert said(capsys, "ckpt", "verify", "place", "5")[0] == 78
+        assert said(capsys, "ckpt", *words)[0] == 0
+        assert said(capsys, "ckpt", "verify", "place", "5")[0] == 0
+
+
+def test_what_stays_is_told_with_its_reason(
+    home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Damaged in the only other place: 78 and why; a place that is away: 75; no other place: 78 and how to name one.
+    The file is left as it was."""
+    for root in ("runs/mine", "place"):
+        flip(image(home, saves[1], root))
+    before = image(home, saves[1]).read_bytes()
+    code, out, errors = said(capsys, "ckpt", "repair", "mine", "--from", "place")
+    assert code == 78 and "step 10 (commit 3): STILL DAMAGED part-r00000.safetensors: w, step: " in out
+    assert "[checkpoint.not_mended] still damaged: step 10; place: bytes 0.." in errors and "there, too" in errors
+    code, _, errors = said(capsys, "ckpt", "repair", "mine", "--from", "place", "--from", "unmounted")
+    assert code == 75 and "[store.unreachable] still damaged" in errors and "unmounted: this folder is not" in errors
+    code, _, errors = said(capsys, "ckpt", "repair", "mine", "--from", "runs/mine")
+    assert code == 78 and "no other place is known" in errors and "--from" in errors
+    assert image(home, saves[1]).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["mine", "7"], 78, "there is no checkpoint 7"), (["other"], 78, "run.missing"),
+        (["mine", "--from", "s3://"], 78, "config.bad_value"), (["mine", "--rate", "fast"], 2, "'fast' is no rate"),
+        (["mine", "--from", "s3://b", "--secret", "hunter2"], 78, "a secret is given by reference"),
+    ],
+)
+def test_mistakes(
+    words: list[str], code: int, says: str, home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step, run, place or rate that makes no sense: one message, no traceback, and a secret is not repeated."""
+    ended, _, errors = said(capsys, "ckpt", "repair", *words)
+    assert ended == code and says in errors and "hunter2" not in errors and "Traceback" not in errors
+
+
+def test_what_retention_took_is_not_mended(
+    home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A purged checkpoint is none that `all` brings back; named, it is not there; one whose purge has begun is gone."""
+    stones = home / "runs" / "mine" / "tombstones"
+    (stones / f"{saves[0].folder}.purging").write_text("")
+    assert said(capsys, "ckpt", "repair", "mine", "5")[0] == 78
+    assert said(capsys, "ckpt", "repair", "mine", "all")[0] == 0
+    assert said(capsys, "ckpt", "tombstone", "mine", "5", "--yes")[0] == 78  # one of the last keep_last
+    (stones / f"{saves[0].folder}.json").write_text(f'{{"folder":"{saves[0].folder}","written_s":1.0,"reason":"x"}}')
+    shutil.rmtree(image(home, saves[0]).parent)
+    assert "there is no checkpoint 5" in said(capsys, "ckpt", "repair", "mine", "5")[2]
+    code, out, _ = said(capsys, "ckpt", "repair", "mine", "all")
+    assert (code, out) == (0, "step 10 (commit 3): whole, 0 B fetched\n")
+
+
+def test_ctrl_c_while_the_store_hangs(
+    home: pathlib.Path, saves: list[Commit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends a repair that waits for a store, with 75 and one line, and nothing lies beside the file."""
+    flip(image(home, saves[1]))
+    code, out, errors = interrupted(home, monkeypatch, "ckpt", "repair", "mine", "--from", "s3://bucket/x")
+    assert (code, out) == (75, "") and errors.count("goes on") == 1 and "Traceback" not in errors
+    assert len(list(image(home, saves[1]).parent.iterdir())) == 3
