@@ -1,4 +1,5 @@
-"""The process that carries saves away: `python -m packtrain.checkpoint.carrier --run RUN --socket PATH --begin N`.
+"""The process that carries saves away: `python -m packtrain.checkpoint.carrier --run RUN --socket PATH --begin N
+--checkpoint JSON`.
 
 One per attempt (later: per node), a sibling of the workers. One thread turns a selector loop over a unix stream; each
 save is written and published by a thread of its own (publish.py), one save after the other, because steps are published
@@ -41,8 +42,9 @@ from typing import Any
 import msgspec
 
 from packtrain.checkpoint.commits import Commit, CommitLog
-from packtrain.checkpoint.config import DEADLINE_S_MAX
+from packtrain.checkpoint.config import DEADLINE_S_MAX, CheckpointConfig
 from packtrain.checkpoint.format import PlacedBox, TensorSpec
+from packtrain.checkpoint.mirroring import Mirroring
 from packtrain.checkpoint.publish import Gate, Part, Save, carry
 from packtrain.checkpoint.purge import execute
 from packtrain.checkpoint.retention import Action
@@ -149,7 +151,8 @@ class Carrier:
     """The loop and its few tables. Threads hand results back through a queue; only the loop changes the tables."""
 
     def __init__(
-        self, platform: Platform, run_folder: str, begin: Commit, latest: Commit | None, listener: socket.socket
+        self, platform: Platform, run_folder: str, begin: Commit, latest: Commit | None, listener: socket.socket,
+        mirroring: Mirroring | None = None,
     ) -> None:
         self._platform = platform
         self._run_folder = run_folder
@@ -157,6 +160,7 @@ class Carrier:
         self._log = CommitLog(platform, f"{run_folder}/commits")
         self._saves: dict[int, _Open] = {}
         self._latest = latest
+        self._mirroring = mirroring
         self._hung = 0
         self._retaining = False
         self._verified: set[int] = set()
@@ -173,8 +177,12 @@ class Carrier:
 
     def serve(self) -> None:
         """Turn until `stop`, and then on until every save taken whole is over; what is half written then is debris."""
+        if self._mirroring is not None:
+            self._mirroring.start()
         while self._stops == 0 or (self._stops == 1 and self._whole_saves()):
             self.turn()
+        if self._mirroring is not None:
+            self._mirroring.stop()
         for sock in (self._listener, self._woken, self._waker, *(client.sock for client in self._clients)):
             sock.close()
         self._selector.close()
@@ -321,6 +329,8 @@ class Carrier:
         else:
             del self._saves[save.step]
             self._latest = result
+            if self._mirroring is not None:
+                self._mirroring.published()
             write_s = (self._platform.boot_ns() - save.begun_ns) / NS
             for client, ticket in save.askers:
                 client.send(_success(ticket, result, sum(part.bytes for part in save.parts.values()), write_s))
@@ -367,8 +377,10 @@ class Carrier:
 
     def _retain(self, message: Retain) -> list[dict[str, Any]] | PacktrainError:
         try:
+            busy = self._mirroring.busy if self._mirroring is not None else frozenset()
             done = execute(
-                self._platform, self._run_folder, self._begin.attempt, message.actions, message.grace_s, self._verified
+                self._platform, self._run_folder, self._begin.attempt, message.actions, message.grace_s, self._verified,
+                busy,
             )
             return [{**msgspec.structs.asdict(one.action), "error": one.error} for one in done]
         except Exception as error:
@@ -438,10 +450,13 @@ def _failure(ticket: int, step: int, error: PacktrainError) -> dict[str, Any]:
     }
 
 
-def open_carrier(platform: Platform, run_folder: str, socket_path: str, begin_number: int) -> Carrier:
+def open_carrier(
+    platform: Platform, run_folder: str, socket_path: str, begin_number: int, config: CheckpointConfig | None = None
+) -> Carrier:
     """Look up the attempt, make the folders, listen. Raises CommitUnknown when that record is no `begin`.
 
-    A save that an earlier carrier of this attempt published without living to say so is known from the start.
+    A save that an earlier carrier of this attempt published without living to say so is known from the start. Without
+    `config` nothing is mirrored, and nothing that is lost is looked for.
     """
     log = CommitLog(platform, f"{run_folder}/commits")
     begin = log.read(begin_number)
@@ -454,7 +469,8 @@ def open_carrier(platform: Platform, run_folder: str, socket_path: str, begin_nu
     platform.fsync_dir(run_folder)
     last = log.last()
     latest = last if last is not None and (last.kind, last.attempt) == ("save", begin.attempt) else None
-    return Carrier(platform, run_folder, begin, latest, platform.stream_listener(socket_path))
+    mirroring = None if config is None else Mirroring(platform, run_folder, begin.attempt, config)
+    return Carrier(platform, run_folder, begin, latest, platform.stream_listener(socket_path), mirroring)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -462,10 +478,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", required=True, help="run folder")
     parser.add_argument("--socket", required=True, help="path of the unix stream to listen on; must not exist")
     parser.add_argument("--begin", required=True, type=int, help="number of the attempt's begin record")
+    parser.add_argument("--checkpoint", help="JSON of the run's checkpoint section; without it nothing is mirrored")
     args = parser.parse_args(argv)
+    config = msgspec.json.decode(args.checkpoint, type=CheckpointConfig) if args.checkpoint else None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the foreground, which decides what ends when
     try:
-        carrier = open_carrier(LocalPlatform(), args.run, args.socket, args.begin)
+        carrier = open_carrier(LocalPlatform(), args.run, args.socket, args.begin, config)
         signal.signal(signal.SIGTERM, lambda signum, frame: carrier.stop())
         carrier.serve()
     except PacktrainError as error:

@@ -132,6 +132,20 @@ def part_items(platform: Platform, run_folder: str, commit: Commit) -> list[Item
     return items
 
 
+def stored_items(store: Store, commit: Commit) -> list[Item]:
+    """All files of a copy in `store`, the manifest last, each with its checksums. Raises NameAbsent where it is not
+    there, CheckpointDamaged where manifest or tables are not those that `commit` published, FormatUnknown."""
+    folder, found = f"checkpoints/{commit.folder}", list[Item]()
+    manifest = _small(store, f"{folder}/{fmt.MANIFEST}", commit.digest)
+    said = fmt.decode(manifest.data, fmt.Manifest, f"{store.url} {manifest.item.source}")
+    for entry in said.parts:
+        table = _small(store, f"{folder}/{fmt.table_name(entry.writer)}", entry.table_sha256)
+        part = fmt.decode(table.data, fmt.PartTable, f"{store.url} {table.item.source}")
+        image = f"{folder}/{fmt.image_name(entry.writer)}"
+        found += [Item(image, image, part.bytes, 0, tuple(part.crc32c), part.block_bytes), table.item]
+    return [*found, manifest.item]
+
+
 def log_items(source: Store, commit: Commit) -> list[_Small]:
     """The records of the log up to that of `commit`, number 1 first. Raises CheckpointDamaged where one is none."""
     records = [_small(source, f"commits/{number:0{DIGITS}d}") for number in range(1, commit.number + 1)]

@@ -7,7 +7,7 @@ import msgspec
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.format import parse_folder
-from packtrain.checkpoint.retention import Survey, lineage_of
+from packtrain.checkpoint.retention import Survey, left_out, lineage_of
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +32,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """Gone as retention had announced; what is gone otherwise was taken by somebody else."""
     left: bool = False
     """This folder is a copy, and that one was not brought."""
+    mirrors: tuple[str, ...] = ()
+    """That it was brought to, as this run remembers it."""
 
     def words(self) -> str:
         """How it stands, for people who know the purge time from elsewhere."""
@@ -39,6 +41,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
             "restored next" if self.next else "", "pinned" if self.pinned else "",
             "uncommitted" if not self.commit else "rolled back" if not self.lineage else "",
             "" if self.present else "purged" if self.purged else "not copied" if self.left else "GONE",
+            f"on {', '.join(self.mirrors)}" if self.mirrors else "",
         ]
         return ", ".join(word for word in said if word)
 
@@ -73,5 +76,6 @@ def _listed(
         age_s=survey.ages_s.get(folder, 0.0), lineage=commit is not None and commit.number in lineage,
         next=restored is not None and restored.folder == folder, pinned=folder in survey.pinned,
         purge_in_s=left_s if present else None, purged=not present and left_s is not None,
-        left=not present and number < max(survey.copied, default=0) and number not in survey.copied,
+        left=not present and commit is not None and left_out(survey, commit),
+        mirrors=survey.mirrored.get(number, ()),
     )

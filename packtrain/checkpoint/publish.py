@@ -143,7 +143,7 @@ def _write_try(
     checkpoints = f"{run_folder}/checkpoints"
     check()
     _require_room(platform, checkpoints, sum(part.bytes for part in save.parts))
-    folder = _new_folder(platform, checkpoints, save, trial)
+    folder = new_try(platform, checkpoints, FolderName(save.step, save.attempt, trial))
     path = f"{checkpoints}/{folder}"
     try:
         parts = [_write_part(platform, path, part, check) for part in save.parts]
@@ -187,13 +187,13 @@ def _manifest(save: Save, specs: list[TensorSpec], parts: list[PartEntry]) -> Ma
     return Manifest(step=save.step, attempt=save.attempt, tensors=specs, parts=parts, **save.about)
 
 
-def _new_folder(platform: Platform, checkpoints: str, save: Save, trial: int) -> str:
+def new_try(platform: Platform, checkpoints: str, first: FolderName) -> str:
     """The first name from this try's on that nobody has, made here and by nobody else: it may be discarded again.
 
     A carrier before this one may have used some, or a thread that was given up and wakes late.
     """
-    for number in itertools.count(trial):
-        name = str(FolderName(save.step, save.attempt, number))
+    for number in itertools.count(first.trial):
+        name = str(first._replace(trial=number))
         try:
             platform.mkdir_new(f"{checkpoints}/{name}")
             break

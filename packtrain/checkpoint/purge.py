@@ -7,7 +7,7 @@ manifest goes first: a purge cut short leaves a folder that refuses to open at o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -38,16 +38,19 @@ class Done(NamedTuple):
 
 def execute(
     platform: Platform, run_folder: str, attempt: int, actions: Sequence[Action], grace_s: float,
-    verified: set[int] | None = None,
+    verified: set[int] | None = None, busy: Collection[str] = (),
 ) -> list[Done]:
     """Carry out a plan made under `attempt`. One that is refused or fails keeps none of the others.
 
     `verified`: numbers of the commits read back whole so far; it grows, so a restore point is read once and not again.
+    `busy`: folders that are being copied elsewhere, which are purged another time.
     """
     verified = set() if verified is None else verified
     done = []
     for action in actions:
         try:
+            if action.action == "purge" and action.folder in busy:
+                raise _refused(action.folder, "it is being copied elsewhere")
             _execute(platform, run_folder, attempt, action, grace_s, verified)
             done.append(Done(action, None))
         except PacktrainError as error:

@@ -20,6 +20,7 @@ from packtrain.checkpoint.asked import pins
 from packtrain.checkpoint.blocks import Block, Blocks, as_damaged, as_unreadable, read_stored
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import Box, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
+from packtrain.checkpoint.mirrors import holders, noted_states
 from packtrain.checkpoint.retention import TOMBSTONE_BYTES_MAX, Survey, Tombstone, parse_tombstone, tombstone_name
 from packtrain.core.errors import CheckpointDamaged, FormatUnknown
 from packtrain.core.platform import Platform
@@ -210,6 +211,7 @@ def survey(platform: Platform, run_folder: str) -> Survey:
         commits=tuple(commits), tombstones=_tombstones(platform, run_folder), ages_s=ages, now_s=now_s,
         pinned=frozenset(pins(platform, run_folder)),
         copied=frozenset(int(name) for name, _ in _entries(platform, f"{run_folder}/{COPIED}") if name.isdecimal()),
+        mirrored=holders(noted_states(platform, run_folder)),
     )
 
 

@@ -45,6 +45,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """Folders."""
     copied: Collection[int] = frozenset()
     """Numbers of the records whose checkpoints were brought here; (): this folder is no copy."""
+    mirrored: Mapping[int, tuple[str, ...]] = {}
+    """Number of a record -> names of the mirrors that its checkpoint was brought to."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -95,6 +97,21 @@ def floor_folders(survey: Survey, config: CheckpointConfig) -> set[str]:
     """What nobody may mark: the last saves of the lineage, and what is pinned."""
     saves = [commit for commit in lineage_of(survey.commits) if commit.kind == "save"]
     return {commit.folder for commit in saves[: config.keep_last]} | set(survey.pinned)
+
+
+def owed(survey: Survey, config: CheckpointConfig) -> list[Commit]:
+    """Published saves that must be there, latest first: kept, never marked, and not left out where this is a copy."""
+    kept = floor_folders(survey, config) | kept_folders(survey.commits, config)
+    return [
+        commit for commit in reversed(survey.commits)
+        if commit.kind == "save" and commit.folder in kept and commit.folder not in survey.tombstones
+        and not left_out(survey, commit)
+    ]
+
+
+def left_out(survey: Survey, commit: Commit) -> bool:
+    """Whether this folder began as a copy that this checkpoint was not brought to."""
+    return commit.number < max(survey.copied, default=0) and commit.number not in survey.copied
 
 
 def why_kept(survey: Survey, config: CheckpointConfig, folder: str) -> str | None:

@@ -123,6 +123,7 @@ class Progress:
         if saves:
             ago = f", {duration_text((now_ns - self.saved_ns) / NS)} ago" if now_ns > self.saved_ns else ""
             parts.append(f"saved step {saves[-1].step} ({bytes_text(saves[-1].bytes)}{ago})")
+        parts += [f"{name} has step {done.step}" for name, done in sorted(self.facts.mirrored.items())]
         return parts
 
     def left(self) -> str:

@@ -209,6 +209,24 @@ class CheckpointKept(ConfigError):
     name = "checkpoint.kept"
 
 
+class CheckpointLost(AgainError):
+    """A published checkpoint was deleted, or files of it, by something else than retention."""
+
+    name = "checkpoint.lost"
+
+
+class MirrorFailed(AgainError):
+    """A checkpoint could not be brought to a mirror; a warning, and it is tried again."""
+
+    name = "checkpoint.mirror_failed"
+
+
+class NotLocked(ConfigError):
+    """A mirror is to lock what is brought there, and does not; a warning."""
+
+    name = "checkpoint.not_locked"
+
+
 class DamageFound(ConfigError):
     """What `packtrain ckpt verify` was asked to look at is not whole."""
 

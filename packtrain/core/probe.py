@@ -51,12 +51,31 @@ def probe(platform: Platform, store: Store) -> Abilities:
     Locked versions stay for LOCK_S where governance may not be bypassed. Raises nothing: what breaks is unknown.
     """
     name = f"probe-{platform.token()}"
-    bucket = store.bucket if isinstance(store, ObjectStore) else None
+    bucket = _bucket(store)
     return Abilities(
         _tried(lambda: _reads(store, f"{name}-reads")), _tried(lambda: _lists(store, f"{name}-lists")),
         _tried(lambda: _creates(store, f"{name}-creates")), _tried(lambda: _versions(bucket, f"{name}-versions")),
         _tried(lambda: _locks(platform, bucket, f"{name}-locked")),
     )
+
+
+def probe_lock(platform: Platform, store: Store) -> Answer:
+    """Whether it enforces object lock, tried with one small object. Raises nothing: what breaks is unknown."""
+    return _tried(lambda: _locks(platform, _bucket(store), f"probe-{platform.token()}-locked"))
+
+
+def lock_until(store: Store, name: str, until_s: float) -> None:
+    """Governance retention for the present version of an object, up to a wall-clock time: until then only who may
+    bypass governance can delete it. Only for a store that `probe_lock` saw enforce it. Raises StoreRefused,
+    StoreUnreachable."""
+    bucket = _bucket(store)
+    assert bucket is not None, f"{store.url} was not seen to lock anything"
+    until = datetime.fromtimestamp(until_s, UTC)
+    bucket.call("put_object_retention", name, Retention={"Mode": "GOVERNANCE", "RetainUntilDate": until})
+
+
+def _bucket(store: Store) -> S3Bucket | None:
+    return store.bucket if isinstance(store, ObjectStore) else None
 
 
 def _tried(look: Callable[[], Answer]) -> Answer:

@@ -177,6 +177,35 @@ class SaveDone(Record, tag="save"):
     error: str = ""
 
 
+class MirrorDone(Record, tag="mirror"):
+    """A published checkpoint was brought to a mirror, or was not: then `error` says why."""
+
+    mirror: str
+    step: int
+    commit: int
+    bytes: int = 0
+    """Read back from there and found good; those that were there before are counted, too."""
+    bytes_sent: int = 0
+    seconds: float = 0.0
+    verified: str = ""
+    """Level: `r`, every byte was read back from the mirror. Empty: it is not there."""
+    locked_days: int = 0
+    """Governance retention it got; 0: none."""
+    error: str = ""
+
+
+class BroughtBack(Record, tag="brought_back"):
+    """A published checkpoint that something else than retention had deleted, or files of it, is there again."""
+
+    mirror: str
+    """Where it was found."""
+    step: int
+    commit: int
+    folder: str
+    bytes: int
+    seconds: float
+
+
 class IntervalChosen(Record, tag="interval"):
     """With `checkpoint.every_s = "auto"`: from now on so long from one save to the next, and why, in words."""
 
@@ -195,5 +224,5 @@ AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
-    | IntervalChosen | TrainingDone
+    | MirrorDone | BroughtBack | IntervalChosen | TrainingDone
 )

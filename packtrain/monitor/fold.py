@@ -14,10 +14,12 @@ from packtrain.core.journal import Entry
 from packtrain.core.records import (
     AttemptBegan,
     AttemptEnded,
+    BroughtBack,
     ErrorSeen,
     EvalDone,
     GuardVerdict,
     IntervalChosen,
+    MirrorDone,
     OrderGiven,
     PhaseTotals,
     ProfileDone,
@@ -83,6 +85,9 @@ class Facts:
     errors: list[ErrorSeen] = field(default_factory=list)
     verdicts: list[GuardVerdict] = field(default_factory=list)
     retained: list[RetentionDone] = field(default_factory=list)
+    mirrored: dict[str, MirrorDone] = field(default_factory=dict)
+    """Of each mirror the last checkpoint that was brought there."""
+    brought_back: list[BroughtBack] = field(default_factory=list)
     records_lost: int = 0
     done: TrainingDone | None = None
 
@@ -137,6 +142,10 @@ class Facts:
                 self.verdicts.append(record)
             case RetentionDone():
                 self.retained.append(record)
+            case MirrorDone() if not record.error:
+                self.mirrored[record.mirror] = record
+            case BroughtBack():
+                self.brought_back.append(record)
 
     def _is_over(self, done: TrainingDone) -> bool:
         """Whether a later attempt began than the one that finished; writers' records come in any order."""

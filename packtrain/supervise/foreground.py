@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from packtrain.checkpoint.asked import wished
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig
@@ -80,7 +82,7 @@ class Job:
     worker: tuple[str, ...]
     """Command of the worker; everything else reaches it through its environment."""
     carrier: tuple[str, ...]
-    """Command of the carrier, to which `--run RUN --socket PATH --begin N` is added."""
+    """Command of the carrier, to which `--run RUN --socket PATH --begin N --checkpoint JSON` is added."""
     version: str
     env: Mapping[str, str]
     supervise: SuperviseConfig = SuperviseConfig()
@@ -401,8 +403,10 @@ class Foreground:
         """Nobody waits for it to listen: a worker offers later than that, and tries again where it does not."""
         remove_socket(self._platform, self._carrier_path)
         run_folder = self._job.run_folder
+        config = msgspec.json.encode(self._job.checkpoint).decode()
+        words = ("--run", run_folder, "--socket", self._carrier_path, "--begin", str(begin.number))
         return self._platform.spawn(
-            (*self._job.carrier, "--run", run_folder, "--socket", self._carrier_path, "--begin", str(begin.number)),
+            (*self._job.carrier, *words, "--checkpoint", config),
             {**self._plain_env(), "PACKTRAIN_NODE": begin.node},
             log_path=f"{run_folder}/logs/{begin.attempt:04d}/carrier.log",
         )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.core.errors import PacktrainError
 from packtrain.core.platform import LocalPlatform, Process
 from packtrain.supervise import foreground
@@ -118,7 +118,8 @@ def main(run_folder: str, options: dict) -> int:
         carrier=(sys.executable, "-m", "packtrain.checkpoint.carrier"),
         version="test", env=dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(HERE))),
         checkpoint=CheckpointConfig(
-            keep_last=options.pop("keep_last", 3), grace_s=options.pop("purge_grace_s", 3600.0)
+            keep_last=options.pop("keep_last", 3), grace_s=options.pop("purge_grace_s", 3600.0),
+            mirrors=tuple(Mirror(**mirror) for mirror in options.pop("mirrors", [])),
         ),
         supervise=SuperviseConfig(**{"grace_s": 20.0, **options}),
     )

@@ -1,0 +1,529 @@
+"""Mirrors by cadence, and what was deleted from outside: with virtual time, fake couriers, and real ones on fake disks.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from packtrain.checkpoint import courier
+from packtrain.checkpoint.asked import pin
+from packtrain.checkpoint.bring_back import bring_back, missing
+from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.config import CheckpointConfig, Mirror
+from packtrain.checkpoint.copies import send
+from packtrain.checkpoint.listing import listing
+from packtrain.checkpoint.mirroring import HANG_S, LOOK_S, Mirroring
+from packtrain.checkpoint.mirrors import RETRY_S_MAX, RETRY_S_MIN, due_in_s, read_state, retry_s, with_held
+from packtrain.checkpoint.purge import execute
+from packtrain.checkpoint.reader import survey, verify_commit
+from packtrain.checkpoint.retention import Action, owed, plan
+from packtrain.checkpoint.yielding import SHARE_MIN, UNCAPPED_BYTES_PER_S, Share, Yielding
+from packtrain.core.errors import CheckpointDamaged, NameAbsent, PurgeRefused, TransferDamaged
+from packtrain.core.fake import FakeDisk, FakePlatform, FakeProcess, Fault, crash, fail, power_cut
+from packtrain.core.journal import Journal, read_folder
+from packtrain.core.records import BroughtBack, ErrorSeen, MirrorDone, Record, StepDone
+from packtrain.core.stores import Folder
+from packtrain.core.transfer import TransferConfig
+from packtrain.core.units import NS
+from tests.checkpoint.worlds import RUN, judge, make_run, must_load, publish_small
+
+ONE = TransferConfig(threads=1)
+NEAR = Mirror(name="near", place="/near", every_s=100.0, deadline_s=50.0)
+FAR = Mirror(name="far", place="/far", every_s=1000.0, deadline_s=50.0)
+BOTH = CheckpointConfig(keep_last=2, mirrors=(NEAR, FAR))
+"""keep_last: 2, so that what is older need not be there."""
+
+
+class World:
+    """A run with one published save, two empty mirrors, and the carrier's care for them."""
+
+    def __init__(self, config: CheckpointConfig = BOTH, saves: int = 1) -> None:
+        self.platform = FakePlatform(FakeDisk(), programs=self._program)
+        self.spawned: list[list[str]] = []
+        self.acts: Callable[[FakeProcess], int | None] = run_errand
+        """What a courier does; None: it hangs."""
+        for folder in ("/near", "/far"):
+            self.platform.mkdir(folder)
+        self.log = make_run(self.platform)
+        self.log.begin(None, ["r00000"], "a")
+        self.commits = [publish_small(self.platform, self.log, 1, 10 * (n + 1)) for n in range(saves)]
+        self.platform.disk.sync_all()
+        self.care = Mirroring(self.platform, RUN, 1, config)
+
+    def _program(self, argv: Sequence[str]) -> Callable[[FakeProcess], int | None]:
+        self.spawned.append(list(argv))
+        return lambda process: self.acts(process)
+
+    def save(self, step: int) -> Commit:
+        commit = publish_small(self.platform, self.log, 1, step)
+        self.commits.append(commit)
+        self.care.published()
+        return commit
+
+    def look(self, times: int = 3) -> float:
+        """As the carrier's thread does: what is due, the end of what was short, and what that makes due."""
+        return [self.care.look() for _ in range(times)][-1]
+
+    def passes(self, seconds: float) -> None:
+        self.platform.sleep(seconds)
+
+    def rm(self, commit: Commit) -> None:
+        """rm -rf by somebody else."""
+        folder = f"{RUN}/checkpoints/{commit.folder}"
+        for name in self.platform.listdir(folder):
+            self.platform.unlink(f"{folder}/{name}")
+        self.platform.rmdir(folder)
+
+    def errands(self) -> list[str]:
+        """Of the couriers since the last call: `near:2` for record 2 to a mirror, `back:2`."""
+        told = []
+        for argv in self.spawned:
+            mirrors = argv[argv.index("--mirrors") + 1]
+            name = "back" if "--back" in argv else "near" if '"near"' in mirrors else "far"
+            told.append(f"{name}:{argv[argv.index('--commit') + 1]}")
+        self.spawned.clear()
+        return told
+
+    def records(self, kind: type[Record]) -> list[Record]:
+        return [entry.record for entry in read_folder(self.platform, f"{RUN}/journal").entries
+                if isinstance(entry.record, kind)]
+
+    def has(self, place: str, commit: Commit) -> bool:
+        return self.platform.exists(f"{place}/copied/{commit.number:012d}")
+
+
+def run_errand(process: FakeProcess) -> int:
+    """The courier itself, in no time."""
+    return courier.run(process.platform, process.argv[4:], threading.Event())
+
+
+# --- by cadence --------------------------------------------------------------------------------------------
+
+
+def test_each_mirror_by_its_own_cadence() -> None:
+    """The latest checkpoint is brought when its mirror's time has come, once; in between nothing is."""
+    world = World()
+    assert math.isclose(world.look(), math.inf) and world.errands() == ["near:2", "far:2"]
+    world.passes(60)
+    world.save(20)
+    assert world.look() == pytest.approx(40, abs=1) and world.errands() == []
+    world.passes(41)
+    world.save(30)
+    world.look()
+    assert world.errands() == ["near:4"]
+    assert world.has("/near", world.commits[2]) and not world.has("/far", world.commits[2])
+    assert not world.has("/near", world.commits[1])
+    world.passes(900)
+    world.look()
+    assert world.errands() == ["far:4"]
+    must_load(world.platform, "/far", world.commits[2])
+    assert [done.verified for done in world.records(MirrorDone)] == ["r"] * 4
+    assert world.records(ErrorSeen) == []
+
+
+def test_another_attempt_and_another_place() -> None:
+    """A carrier of a later attempt counts on from the last copy; where the spec names another place, all is due."""
+    world = World()
+    world.look()
+    world.errands()
+    world.save(20)
+    world.care = Mirroring(world.platform, RUN, 2, BOTH)
+    world.look()
+    assert world.errands() == []
+    moved = CheckpointConfig(mirrors=(Mirror(name="near", place="/far/away"),))
+    world.platform.mkdir("/far/away")
+    world.care = Mirroring(world.platform, RUN, 2, moved)
+    world.look()
+    assert world.errands() == ["near:3"]
+    world.platform.write_replacing(f"{RUN}/mirrors/near.json", b"{")
+    world.care = Mirroring(world.platform, RUN, 3, moved)
+    world.look()
+    assert world.errands() == ["near:3"] and world.records(MirrorDone)[-1].bytes_sent == 0
+
+
+def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
+    """A copy from the future does not keep the next one waiting for that future."""
+    commit = Commit(number=9, kind="save", attempt=1, step=5, parent=8, nonce="", digest="", folder="")
+    state = with_held(read_state(FakePlatform(FakeDisk()), RUN, "near"), commit, 1000.0)
+    later = Commit(number=10, kind="save", attempt=1, step=6, parent=9, nonce="", digest="", folder="")
+    assert due_in_s(NEAR, state, commit, 5000.0) == math.inf
+    assert due_in_s(NEAR, state, later, 1040.0) == 60.0
+    assert due_in_s(NEAR, state, later, 900.0) == 0.0
+    assert [retry_s(n) for n in (1, 2, 99)] == [RETRY_S_MIN, 2 * RETRY_S_MIN, RETRY_S_MAX]
+
+
+def test_a_mirror_is_a_run_to_go_on_with() -> None:
+    """What lies in a mirror after a copy is read as a run: its spec, its log, its restore point."""
+    world = World()
+    world.platform.mkdir(f"{RUN}/spec")
+    world.platform.write_new(f"{RUN}/spec/0001.toml", b"seed = 1\n")
+    world.look()
+    assert world.platform.read("/near/spec/0001.toml") == b"seed = 1\n"
+    assert CommitLog(world.platform, "/near/commits").restore_point() == world.commits[0]
+    begin = CommitLog(world.platform, "/near/commits").begin(None, ["r00000"], "b")
+    assert (begin.attempt, begin.step) == (2, 10)
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------------
+
+
+def test_a_mirror_that_is_not_there_is_tried_later_and_later() -> None:
+    """Each failure is a record and a warning that names mirror and place, and the pauses double; the other mirror has
+    its copy meanwhile."""
+    world = World()
+    world.platform.rmdir("/near")
+    tries = []
+    for _ in range(400):
+        world.look(2)
+        tries += [world.platform.boot_ns() // NS for errand in world.errands() if errand == "near:2"]
+        world.passes(1)
+    assert [b - a for a, b in zip(tries, tries[1:])] == pytest.approx([30, 60, 120], abs=3)
+    assert world.has("/far", world.commits[0])
+    failed = [done for done in world.records(MirrorDone) if done.error]
+    assert len(failed) == len(tries) and {done.mirror for done in failed} == {"near"}
+    warnings = world.records(ErrorSeen)
+    assert len(warnings) == len(tries) and {seen.severity for seen in warnings} == {"warning"}
+    assert "step 10 is not on mirror near: this folder is not there" in warnings[0].what
+    world.platform.mkdir("/near")
+    world.passes(300)
+    world.look()
+    assert world.has("/near", world.commits[0])
+
+
+def test_a_mirror_that_hangs_is_given_up() -> None:
+    """A courier that does not end is killed after its deadline, said so, and tried again; the other mirror never
+    waits, and a look never takes time."""
+    world = World()
+    world.acts = lambda process: None if '"near"' in str(process.argv) else run_errand(process)
+    began_ns = world.platform.boot_ns()
+    assert world.look() == LOOK_S
+    assert world.has("/far", world.commits[0]) and world.errands() == ["near:2", "far:2"]
+    assert world.platform.boot_ns() - began_ns < NS
+    world.passes(NEAR.deadline_s + HANG_S - 1)
+    world.look()
+    assert world.records(ErrorSeen) == []
+    world.passes(2)
+    world.look()
+    (told,) = world.records(ErrorSeen)
+    assert "near" in told.what and "killed" in told.what and world.errands() == []
+    world.passes(RETRY_S_MIN)
+    world.acts = run_errand
+    world.look()
+    assert world.has("/near", world.commits[0])
+
+
+def test_one_that_not_even_a_kill_ends() -> None:
+    """It is told of once, its mirror waits for it, and no second courier goes to the same place."""
+    world = World()
+    deaf: list[FakeProcess] = []
+
+    def hang(process: FakeProcess) -> int | None:
+        if '"far"' in str(process.argv):
+            return run_errand(process)
+        deaf.append(process)
+        process.receive = lambda signum: None  # type: ignore[method-assign]
+        return None
+
+    world.acts = hang
+    for _ in range(40):
+        world.look()
+        world.passes(10)
+    assert len(world.records(ErrorSeen)) == 1 and world.errands() == ["near:2", "far:2"]
+    deaf[0].exit(-signal.SIGKILL)
+    world.acts = run_errand
+    world.look()
+    assert world.has("/near", world.commits[0])
+
+
+@pytest.mark.parametrize("status", [1, -signal.SIGSEGV])
+def test_a_courier_that_breaks(status: int) -> None:
+    """One that ends without a word is told of by the carrier, and sent again later."""
+    world = World(CheckpointConfig(mirrors=(NEAR,)))
+    world.acts = lambda process: status
+    world.look()
+    assert world.errands() == ["near:2"] and f"ended with {status}" in world.records(ErrorSeen)[0].what
+    world.passes(RETRY_S_MIN + 1)
+    world.acts = run_errand
+    world.look()
+    assert world.has("/near", world.commits[0])
+
+
+def test_what_is_being_copied_is_not_purged() -> None:
+    """A purge that was decided earlier waits for the courier that reads the folder."""
+    world = World(saves=4)
+    world.acts = lambda process: None
+    world.look()
+    folder = world.commits[-1].folder
+    assert world.care.busy == {folder}
+    platform = world.platform
+    execute(platform, RUN, 1, [Action("tombstone", folder, "test")], 0.0)
+    (done,) = execute(platform, RUN, 1, [Action("purge", folder, "test")], 0.0, None, world.care.busy)
+    assert done.error is not None and "copied" in done.error["what"] and done.error["name"] == PurgeRefused.name
+
+
+# --- deleted from outside ----------------------------------------------------------------------------------
+
+
+def test_a_deleted_folder_comes_back() -> None:
+    """rm -rf of a published checkpoint is noticed after the next save; it comes back from the mirror, bit for bit,
+    under its own name; that is journalled and said."""
+    world = World()
+    world.look()
+    first = world.commits[0]
+    world.rm(first)
+    world.look()
+    assert world.errands() == ["near:2", "far:2"]
+    world.save(20)
+    world.look()
+    assert world.errands() == ["back:2"]
+    must_load(world.platform, RUN, first)
+    judge(world.platform)
+    (record,) = world.records(BroughtBack)
+    assert (record.mirror, record.step, record.commit, record.folder) == ("near", 10, 2, first.folder)
+    (told,) = world.records(ErrorSeen)
+    assert told.severity == "warning" and "back, from mirror near" in told.what
+    world.platform = world.platform.crash()
+    must_load(world.platform, RUN, first)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "part-r00000.json", "part-r00000.safetensors"])
+def test_a_lost_or_shortened_file_counts(name: str) -> None:
+    """At the beginning of an attempt, too. What was left under the name steps aside, untouched."""
+    for cut in (False, True):
+        world = World()
+        world.look()
+        (commit,) = world.commits
+        path = f"{RUN}/checkpoints/{commit.folder}/{name}"
+        assert missing(world.platform, RUN, commit) == ""
+        world.platform.unlink(path)
+        if cut:
+            world.platform.write_new(path, b"")
+        assert missing(world.platform, RUN, commit) == name
+        world.care = Mirroring(world.platform, RUN, 2, BOTH)
+        world.look()
+        must_load(world.platform, RUN, commit)
+        aside = [one for one in world.platform.listdir(f"{RUN}/checkpoints") if one != commit.folder]
+        assert aside == [f"{commit.folder[:-1]}2000"]
+        assert len(world.platform.listdir(f"{RUN}/checkpoints/{aside[0]}")) == (3 if cut else 2)
+        later = world.log.begin(None, ["r00000"], "a")
+        world.passes(BOTH.debris_s + 1)
+        actions = plan(survey(world.platform, RUN), BOTH)
+        assert later.attempt == 2 and [(one.action, one.folder) for one in actions] == [("tombstone", aside[0])]
+
+
+def test_a_purge_is_no_loss() -> None:
+    """What retention marked, is purging, or has purged is never brought back; nor what it no longer keeps."""
+    world = World(saves=4)
+    world.look()
+    world.errands()
+    platform, config = world.platform, BOTH
+    old = world.commits[0]
+    for action in plan(survey(platform, RUN), config):
+        execute(platform, RUN, 1, [action], 0.0)
+    assert platform.exists(f"{RUN}/tombstones/{old.folder}.json")
+    world.rm(world.commits[1])  # by retention's word or not: it was marked
+    execute(platform, RUN, 1, [Action("purge", old.folder, "beyond")], 0.0)
+    assert not platform.exists(f"{RUN}/checkpoints/{old.folder}")
+    world.care.published()
+    world.look()
+    assert world.errands() == [] and world.records(ErrorSeen) == []
+    assert [commit.step for commit in owed(survey(platform, RUN), config)] == [40, 30]
+
+
+def test_what_a_copy_never_had_is_no_loss() -> None:
+    """A run that goes on from a mirror has a log that names checkpoints nobody brought there."""
+    world = World(saves=3)
+    world.look()
+    platform = world.platform
+    log = CommitLog(platform, "/near/commits")
+    log.begin(None, ["r00000"], "b")
+    mine = Mirroring(platform, "/near", 2, CheckpointConfig(mirrors=(FAR,)))
+    world.errands()
+    mine.look()
+    assert [commit.step for commit in owed(survey(platform, "/near"), BOTH)] == [30]
+    assert "back:2" not in world.errands()
+
+
+def test_pinned_ones_are_owed() -> None:
+    """A pinned checkpoint that was deleted comes back however old it is."""
+    world = World()
+    world.look()
+    pin(world.platform, RUN, world.commits[0].folder)
+    for step in (20, 30, 40, 50):
+        world.save(step)
+    world.rm(world.commits[0])
+    world.look()
+    assert "back:2" in world.errands()
+    must_load(world.platform, RUN, world.commits[0])
+
+
+def test_where_no_mirror_has_it() -> None:
+    """Said once, with what to do: without mirrors, and where none of them has it."""
+    for config, errands in ((CheckpointConfig(), []), (CheckpointConfig(mirrors=(FAR,)), ["back:2"])):
+        world = World(config)
+        world.rm(world.commits[0])
+        for step in (20, 30, 40):
+            world.save(step)
+            world.look()
+            world.passes(5)
+        assert [one for one in world.errands() if one.startswith("back")] == errands
+        (told,) = world.records(ErrorSeen)
+        assert told.name == "checkpoint.lost" and "cannot be brought back" in told.what and "copy" in told.fix
+
+
+def test_a_mirror_that_is_away_is_asked_again() -> None:
+    """It is brought back when the mirror is there again; a lost checkpoint is not mirrored meanwhile."""
+    config = CheckpointConfig(mirrors=(NEAR,))
+    world = World(config)
+    world.look()
+    world.platform.replace("/near", "/elsewhere")
+    world.rm(world.commits[0])
+    world.care = Mirroring(world.platform, RUN, 2, config)
+    world.errands()
+    for _ in range(20):
+        world.look()
+        world.passes(1)
+    assert world.errands() == ["back:2"] and "yet" in world.records(ErrorSeen)[0].what
+    world.platform.replace("/elsewhere", "/near")
+    world.passes(RETRY_S_MIN)
+    world.look()
+    must_load(world.platform, RUN, world.commits[0])
+
+
+def test_a_mirror_with_other_bytes_is_not_believed() -> None:
+    """A flipped byte in the mirror's copy is found before the checkpoint has its name again; the other mirror gives
+    it."""
+    world = World()
+    world.look()
+    (commit,) = world.commits
+    path = f"/near/checkpoints/{commit.folder}/part-r00000.safetensors"
+    data = world.platform.read(path)
+    world.platform.write_replacing(path, data[:-1] + bytes([data[-1] ^ 1]))
+    world.rm(commit)
+    with pytest.raises(TransferDamaged):
+        bring_back(world.platform, RUN, commit, Folder(world.platform, "/near"), ONE)
+    assert world.platform.listdir(f"{RUN}/checkpoints") == []
+    world.care.published()
+    world.look()
+    must_load(world.platform, RUN, commit)
+    assert world.records(BroughtBack)[0].mirror == "far"
+
+
+def test_bring_back_refuses() -> None:
+    """What the store has not, what is another checkpoint, and what retention marked meanwhile changes nothing here."""
+    world = World()
+    (commit,), platform = world.commits, world.platform
+    near = Folder(platform, "/near")
+    world.rm(commit)
+    with pytest.raises(NameAbsent):
+        bring_back(platform, RUN, commit, near, ONE)
+    platform.mkdir(f"/near/checkpoints/{commit.folder}")
+    platform.write_new(f"/near/checkpoints/{commit.folder}/manifest.json", b"{}")
+    with pytest.raises(CheckpointDamaged):
+        bring_back(platform, RUN, commit, near, ONE)
+    assert platform.listdir(f"{RUN}/checkpoints") == []
+    other = World()
+    send(other.platform, RUN, other.commits[0], Folder(other.platform, "/near"), ONE)
+    other.rm(other.commits[0])
+    execute(other.platform, RUN, 1, [Action("tombstone", other.commits[0].folder, "test")], 0.0)
+    with pytest.raises(PurgeRefused):
+        bring_back(other.platform, RUN, other.commits[0], Folder(other.platform, "/near"), ONE)
+    assert not other.platform.exists(f"{RUN}/checkpoints/{other.commits[0].folder}")
+
+
+@pytest.mark.parametrize("fault", [crash(), power_cut(), fail(5)], ids=["kill", "power cut", "EIO"])
+@pytest.mark.parametrize("rest", [False, True], ids=["gone", "a file left"])
+def test_brought_back_at_every_operation(fault: Fault, rest: bool) -> None:
+    """Killed, or refused by the disk, at any operation, the checkpoint is lost or back and never something else; the
+    next call ends it."""
+    ended, k = False, 0
+    while not ended:
+        k += 1
+        world = World()
+        platform, (commit,) = world.platform, world.commits
+        send(platform, RUN, commit, Folder(platform, "/near"), ONE)
+        if rest:
+            platform.unlink(f"{RUN}/checkpoints/{commit.folder}/part-r00000.json")
+        else:
+            world.rm(commit)
+        platform.disk.sync_all()
+        faulty = FakePlatform(platform.disk, "b", None, lambda op, path, n, k=k: fault if n == k else None)
+        ended = _outcome(faulty, commit)
+        faulty.kill()
+        after = platform.crash() if fault.kind == "power_cut" and not ended else FakePlatform(platform.disk)
+        if not missing(after, RUN, commit):
+            must_load(after, RUN, commit, k)
+        bring_back(after, RUN, commit, Folder(after, "/near"), ONE)
+        must_load(after.crash(), RUN, commit, k)
+    assert k > 20
+
+
+def _outcome(platform: FakePlatform, commit: Commit) -> bool:
+    """Whether it ended without meeting the fault."""
+    try:
+        bring_back(platform, RUN, commit, Folder(platform, "/near"), ONE)
+    except BaseException:
+        return False
+    return True
+
+
+# --- what is shown, and how fast it goes -------------------------------------------------------------------
+
+
+def test_the_list_names_the_mirrors() -> None:
+    """A checkpoint says on which mirrors it is, also when it is gone."""
+    world = World(CheckpointConfig(mirrors=(NEAR, FAR)), saves=2)
+    world.look()
+    (first, second) = listing(survey(world.platform, RUN), BOTH, world.commits[1])
+    assert (first.mirrors, second.mirrors) == ((), ("far", "near"))
+    world.rm(world.commits[1])
+    assert listing(survey(world.platform, RUN), BOTH, None)[1].words() == "GONE, on far, near"
+
+
+def test_a_copy_gives_way() -> None:
+    """Steps that take longer halve the rate down to a floor, steps as before give it back; where steps stay slow at the
+    floor, the copy is not to blame and speeds up again."""
+    share = Share([1.0] * 8)
+    share.heard([1.2] * 3)
+    assert share.share == 1.0
+    share.heard([1.2])
+    assert share.share == 0.5
+    for _ in range(9):
+        share.heard([1.0] * 4)
+    assert share.share == 1.0
+    for _ in range(6):
+        share.heard([2.0] * 4)
+    assert share.share == SHARE_MIN
+    share.heard([2.0] * 4)
+    share.heard([2.0] * 4)
+    assert share.share > SHARE_MIN
+
+
+def test_steps_are_read_from_the_journal() -> None:
+    """The rate follows what rank 0 writes down while the copy goes on; without anybody who trains it is the cap."""
+    platform = FakePlatform(FakeDisk())
+    assert Yielding(platform, RUN, math.inf)() == math.inf
+    journal = Journal(platform, f"{RUN}/journal", "trainer", 0)
+
+    def steps(first: int, seconds: float) -> None:
+        for step in range(first, first + 8):
+            journal.write(StepDone(
+                step=step, loss=1.0, bits_per_byte=1.0, grad_norm=1.0, learning_rate=1.0, tokens=1, seconds=seconds,
+                mfu=0.0,
+            ))
+        journal.flush()
+        platform.sleep(3)
+
+    steps(0, 1.0)
+    capped, free = Yielding(platform, RUN, 1e6), Yielding(platform, RUN, math.inf)
+    steps(8, 1.0)
+    assert (capped(), free()) == (1e6, math.inf)
+    steps(16, 3.0)
+    assert (capped(), free()) == (5e5, UNCAPPED_BYTES_PER_S / 2)
+    steps(24, 1.0)
+    assert capped() == 7.5e5
