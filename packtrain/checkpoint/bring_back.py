@@ -16,7 +16,7 @@ from packtrain.checkpoint.copies import stored_items
 from packtrain.checkpoint.format import FolderName
 from packtrain.checkpoint.publish import new_try
 from packtrain.checkpoint.purge import discard_try
-from packtrain.checkpoint.reader import TABLE_BYTES_MAX, checkpoint_folder
+from packtrain.checkpoint.reader import checkpoint_folder, missing
 from packtrain.checkpoint.retention import tombstone_name
 from packtrain.core.errors import ConfigError, PurgeRefused
 from packtrain.core.platform import Platform
@@ -27,27 +27,6 @@ BACK_TRY = 1000
 """Try of the folder that a checkpoint comes back into. No save tries so often, so nobody else writes there."""
 ASIDE_TRY = 2000
 """From here on: what was left of it."""
-
-
-def missing(platform: Platform, run_folder: str, commit: Commit) -> str:
-    """The first file of a published checkpoint that is not there, or not as long as it was; "": none.
-
-    Names and sizes only: what is in the files is for `verify`. Raises OSError where the disk refuses to say, and what a
-    manifest that cannot be read raises.
-    """
-    folder = checkpoint_folder(run_folder, commit)
-    try:
-        data = platform.read(f"{folder}/{fmt.MANIFEST}", 0, TABLE_BYTES_MAX)
-    except FileNotFoundError:
-        return fmt.MANIFEST if platform.is_dir(folder) else "its folder"
-    if fmt.sha256(data) != commit.digest:
-        return fmt.MANIFEST if len(data) == 0 else ""  # other bytes are damage, which `repair` is for
-    for entry in fmt.decode(data, fmt.Manifest, folder).parts:
-        files = ((fmt.image_name(entry.writer), entry.bytes), (fmt.table_name(entry.writer), entry.table_bytes))
-        for name, size in files:
-            if not _has(platform, f"{folder}/{name}", size):
-                return name
-    return ""
 
 
 def bring_back(
@@ -95,10 +74,3 @@ def _name(commit: Commit, trial: int) -> FolderName:
     name = fmt.parse_folder(commit.folder)
     assert name is not None, f"{commit.folder} is no checkpoint folder"
     return name._replace(trial=trial)
-
-
-def _has(platform: Platform, path: str, size: int) -> bool:
-    try:
-        return platform.size(path) == size
-    except FileNotFoundError:
-        return False

@@ -22,6 +22,7 @@ and is answered at once, then once more when it is over:
 `stop` true: a newer attempt began, or a later step is published; this worker is over. A line that is no such message
 closes its connection. What a client had accepted goes on when it leaves, and a client that offers the same buffer for
 the same step again (it lost its connection) gets the outcome of the save under way.
+On SIGUSR1 what is due on the mirrors some time is due now: the run is done.
 On SIGTERM nothing more is taken and what was taken whole is finished; a second one ends at once.
 """
 
@@ -165,6 +166,7 @@ class Carrier:
         self._retaining = False
         self._verified: set[int] = set()
         self._stops = 0
+        self._hurries = False
         self._clients: set[_Client] = set()
         self._ended: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
@@ -192,6 +194,11 @@ class Carrier:
         self._stops += 1
         self._wake()
 
+    def hurry(self) -> None:
+        """The run is done: its last checkpoint is due on every mirror now. From a signal handler, too."""
+        self._hurries = True
+        self._wake()
+
     def turn(self) -> None:
         """Wait for something to happen, then handle it."""
         for key, events in self._selector.select(self._wait_s()):
@@ -203,6 +210,9 @@ class Carrier:
                 self._read(key.data)
         while not self._ended.empty():
             self._ended.get()()
+        if self._hurries and self._mirroring is not None:
+            self._hurries = False
+            self._mirroring.hurry()
         self._expire()
         self._start_next()
         self._tend_clients()
@@ -485,6 +495,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         carrier = open_carrier(LocalPlatform(), args.run, args.socket, args.begin, config)
         signal.signal(signal.SIGTERM, lambda signum, frame: carrier.stop())
+        signal.signal(signal.SIGUSR1, lambda signum, frame: carrier.hurry())
         carrier.serve()
     except PacktrainError as error:
         print(error.render(), file=sys.stderr)

@@ -18,12 +18,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from packtrain.checkpoint.bring_back import missing
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.courier import command, lost, mirror_failed, warning
 from packtrain.checkpoint.mirrors import due_in_s, read_state, retry_s
-from packtrain.checkpoint.reader import survey
+from packtrain.checkpoint.reader import missing, survey
 from packtrain.checkpoint.retention import owed
 from packtrain.core.errors import EXIT_AGAIN, EXIT_CONFIG, EXIT_DONE, MirrorFailed, PacktrainError
 from packtrain.core.journal import Journal
@@ -66,7 +65,7 @@ class _Tries:
 
 
 class Mirroring:
-    """Of one attempt. `start`, `published`, `busy` and `stop` are called by the carrier; the rest is the thread's."""
+    """Of one attempt. Its carrier calls `start`, `published`, `hurry`, `busy` and `stop`; the rest is the thread's."""
 
     def __init__(self, platform: Platform, run_folder: str, attempt: int, config: CheckpointConfig) -> None:
         self._platform, self._run_folder, self._attempt, self._config = platform, run_folder, attempt, config
@@ -77,7 +76,7 @@ class Mirroring:
         self._point: Commit | None = None
         self._journal: Journal | None = None
         self._news = threading.Event()
-        self._stopped = False
+        self._stopped = self._hurries = self._hurried = False
         self._busy: frozenset[str] = frozenset()
         self._news.set()
         self._thread = threading.Thread(target=self._serve, name="mirroring", daemon=True)
@@ -87,6 +86,11 @@ class Mirroring:
 
     def published(self) -> None:
         """There is a new checkpoint."""
+        self._news.set()
+
+    def hurry(self) -> None:
+        """The run is done: its last checkpoint is due everywhere, whatever the cadence and what failed before."""
+        self._hurries = True
         self._news.set()
 
     @property
@@ -119,6 +123,9 @@ class Mirroring:
         if self._news.is_set():
             self._news.clear()
             self._survey()
+            if self._hurries and not self._hurried:
+                self._hurried = True
+                self._tries.clear()
         waits = [self._start_back(), *(self._start(mirror) for mirror in self._config.mirrors)]
         self._busy = frozenset(courier.commit.folder for courier in self._couriers.values())
         return min(waits) if not self._couriers else min(LOOK_S, *waits)
@@ -143,8 +150,9 @@ class Mirroring:
         if commit is None or commit.number in self._lost or mirror.name in self._couriers:
             return math.inf
         state = read_state(self._platform, self._run_folder, mirror.name, mirror.place)
+        due_s = due_in_s(mirror, state, commit, self._platform.wall_s())
         left_s = max(
-            due_in_s(mirror, state, commit, self._platform.wall_s()),
+            0.0 if self._hurries and not math.isinf(due_s) else due_s,
             self._of(mirror.name).left_s(self._platform.boot_ns()),
         )
         if left_s > 0:
@@ -180,7 +188,7 @@ class Mirroring:
             self._platform.mkdir(logs)
             process = self._platform.spawn(argv, os.environ, log_path=f"{logs}/courier.log")
         except OSError:
-            self._of(_key(name, commit)).put_off(self._platform.boot_ns())
+            self._put_off(name, commit)
             return
         end_ns = self._platform.boot_ns() + int((deadline_s + HANG_S) * NS)
         self._couriers[name] = _Courier(process, commit, end_ns)
@@ -204,7 +212,7 @@ class Mirroring:
         elif status == EXIT_CONFIG and name == BACK:
             self._of(key).hopeless = True
         elif status in (EXIT_DONE, EXIT_AGAIN, EXIT_CONFIG):  # of what is back the next survey knows
-            self._of(key).put_off(self._platform.boot_ns())
+            self._put_off(name, courier.commit)
         else:
             self._not_done(name, courier, f"its courier ended with {status}")
         if status == EXIT_DONE:
@@ -219,7 +227,12 @@ class Mirroring:
             self._tell(MirrorDone(mirror=name, step=commit.step, commit=commit.number, error=why))
             error = MirrorFailed(why, where=f"{self._run_folder}/logs", fix="see courier.log there")
             self._tell(warning(mirror_failed(name, commit.step, error)))
-        self._of(_key(name, commit)).put_off(self._platform.boot_ns())
+        self._put_off(name, commit)
+
+    def _put_off(self, name: str, commit: Commit) -> None:
+        """But of a run that is done the last checkpoint is tried at once, whatever happened to one before it."""
+        if not (self._hurries and name != BACK and commit != self._point):
+            self._of(_key(name, commit)).put_off(self._platform.boot_ns())
 
     def _of(self, key: str) -> _Tries:
         return self._tries.setdefault(key, _Tries())

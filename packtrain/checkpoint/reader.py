@@ -198,6 +198,27 @@ def checkpoint_bytes(platform: Platform, run_folder: str, commit: Commit) -> int
         return 0
 
 
+def missing(platform: Platform, run_folder: str, commit: Commit) -> str:
+    """The first file of a published checkpoint that is not there, or not as long as it was; "": none.
+
+    Names and sizes only: what is in the files is for `verify`. Raises OSError where the disk refuses to say, and what a
+    manifest that cannot be read raises.
+    """
+    folder = checkpoint_folder(run_folder, commit)
+    try:
+        data = platform.read(f"{folder}/{fmt.MANIFEST}", 0, TABLE_BYTES_MAX)
+    except FileNotFoundError:
+        return fmt.MANIFEST if platform.is_dir(folder) else "its folder"
+    if fmt.sha256(data) != commit.digest:
+        return fmt.MANIFEST if len(data) == 0 else ""  # other bytes are damage, which `repair` is for
+    for entry in fmt.decode(data, fmt.Manifest, folder).parts:
+        files = ((fmt.image_name(entry.writer), entry.bytes), (fmt.table_name(entry.writer), entry.table_bytes))
+        for name, size in files:
+            if not _has(platform, f"{folder}/{name}", size):
+                return name
+    return ""
+
+
 def survey(platform: Platform, run_folder: str) -> Survey:
     """What retention decides from: log, folders with their ages, tombstones, pins. The one place that lists folders."""
     now_s = platform.wall_s()
@@ -231,6 +252,12 @@ def _entries(platform: Platform, folder: str) -> list[tuple[str, str]]:
 
 
 # --- leaves ------------------------------------------------------------------------------------------
+
+def _has(platform: Platform, path: str, size: int) -> bool:
+    try:
+        return platform.size(path) == size
+    except FileNotFoundError:
+        return False
 
 
 def _read_manifest(platform: Platform, folder: str, commit: Commit) -> Manifest:

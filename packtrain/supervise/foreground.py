@@ -28,6 +28,7 @@ from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.core.contract import NO_ORDER, Beat, Order, Place, Restore, Word, order_bytes, worker_env
 from packtrain.core.errors import (
+    EXIT_DONE,
     CheckpointDamaged,
     CheckpointUnreadable,
     FormatUnknown,
@@ -53,6 +54,7 @@ from packtrain.core.units import NS
 from packtrain.monitor.fold import Facts, failures
 from packtrain.supervise import one_node
 from packtrain.supervise.config import SuperviseConfig
+from packtrain.supervise.mirrors import Waits
 from packtrain.supervise.one_node import Finish
 from packtrain.supervise.requests import Requests, listening
 from packtrain.supervise.retain import Retainer
@@ -204,6 +206,7 @@ class Foreground:
         self._beats = BeatSocket(platform, f"{folder}/beats")
         self._carrier_path, self._control_path = f"{folder}/carrier", f"{folder}/control.json"
         self._retainer = Retainer(platform, job.run_folder, job.checkpoint, self._carrier_path)
+        self._mirrors = Waits(platform, job.run_folder, job.checkpoint, self._glance, self._view.say)
         self._past = Facts()
         """What is known of attempts, nothing else: how often they failed."""
         self._state = one_node.State(config=job.supervise)
@@ -262,6 +265,13 @@ class Foreground:
             attempt.carrier = None
             self._happened(one_node.CarrierGone(ns=self._platform.boot_ns(), status=gone))
 
+    def _glance(self) -> bool:
+        """While something else is waited for: hear, show; whether a person asks to stop."""
+        self._beats.wait(LOOK_S)
+        self._hear()
+        self._view.tick(self._platform.boot_ns())
+        return self._requests.waiting
+
     def _hear(self) -> None:
         """Beats and journal entries that have arrived."""
         for beat in self._beats.drain():
@@ -283,6 +293,7 @@ class Foreground:
     def _noted(self, entry: Entry) -> None:
         self._remember(entry)
         record = entry.record
+        self._mirrors.noted(record)
         if isinstance(record, SaveDone) and record.commit:
             self._retainer.save_published()
         if isinstance(record, ErrorSeen) and entry.writer != self._journal.writer:
@@ -359,6 +370,8 @@ class Foreground:
             restore_step=restored.step if restored else -1,
         ), durable=True)
         carrier = self._spawn_carrier(begin)
+        if restored is not None:
+            self._mirrors.until_back(restored, carrier)
         worker = platform.spawn(job.worker, self._worker_env(begin, restored), log_path=f"{logs}/0.log")
         self._attempt = Attempt(begin, worker, carrier, f"{logs}/0.log")
         rolled_back_to = restored.step if parent is not None and restored is not None else None
@@ -440,6 +453,8 @@ class Foreground:
         assert attempt is not None
         _kill_group(attempt.worker)  # whatever it started and left behind
         if attempt.carrier is not None:
+            if exit_code == EXIT_DONE:
+                self._mirrors.until_brought(self._log.restore_point(), attempt.carrier)
             self._retained(self._retainer.finish(RETAIN_S))
             self._stop(attempt.carrier)
         self._attempt = None

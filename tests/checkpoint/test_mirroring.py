@@ -7,12 +7,13 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
 
 from packtrain.checkpoint import courier
 from packtrain.checkpoint.asked import pin
-from packtrain.checkpoint.bring_back import bring_back, missing
+from packtrain.checkpoint.bring_back import bring_back
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.copies import send
@@ -20,7 +21,7 @@ from packtrain.checkpoint.listing import listing
 from packtrain.checkpoint.mirroring import HANG_S, LOOK_S, Mirroring
 from packtrain.checkpoint.mirrors import RETRY_S_MAX, RETRY_S_MIN, due_in_s, read_state, retry_s, with_held
 from packtrain.checkpoint.purge import execute
-from packtrain.checkpoint.reader import survey, verify_commit
+from packtrain.checkpoint.reader import missing, survey
 from packtrain.checkpoint.retention import Action, owed, plan
 from packtrain.checkpoint.yielding import SHARE_MIN, UNCAPPED_BYTES_PER_S, Share, Yielding
 from packtrain.core.errors import CheckpointDamaged, NameAbsent, PurgeRefused, TransferDamaged
@@ -182,7 +183,7 @@ def test_a_mirror_that_is_not_there_is_tried_later_and_later() -> None:
         world.look(2)
         tries += [world.platform.boot_ns() // NS for errand in world.errands() if errand == "near:2"]
         world.passes(1)
-    assert [b - a for a, b in zip(tries, tries[1:])] == pytest.approx([30, 60, 120], abs=3)
+    assert [b - a for a, b in pairwise(tries)] == pytest.approx([30, 60, 120], abs=3)
     assert world.has("/far", world.commits[0])
     failed = [done for done in world.records(MirrorDone) if done.error]
     assert len(failed) == len(tries) and {done.mirror for done in failed} == {"near"}
