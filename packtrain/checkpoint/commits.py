@@ -19,7 +19,7 @@ from typing import Literal
 import google_crc32c
 import msgspec
 
-from packtrain.core.errors import CommitStale, CommitsUnfit, CommitUnknown
+from packtrain.core.errors import CommitStale, CommitsUnfit, CommitUnknown, RunMoved
 from packtrain.core.platform import Platform
 
 DIGITS = 12
@@ -31,11 +31,12 @@ _REFUSED = (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.ENOSYS, errno.EMLINK)
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """One record. `begin`: an attempt starts from what `parent` leads to. `save`: a checkpoint was published."""
+    """One record. `begin`: an attempt starts from what `parent` leads to. `save`: a checkpoint was published. `moved`:
+    with a place, the last one ever, because the log goes on there; without one, what goes on here was a copy before."""
 
     v: int = 1
     number: int
-    kind: Literal["begin", "save"]
+    kind: Literal["begin", "save", "moved"]
     attempt: int
     step: int
     """save: batches consumed. begin: step it restores, -1 when it starts from nothing."""
@@ -52,6 +53,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """begin: where saves are published, the node of rank 0."""
     memory: tuple[int, int, str] | None = None
     """begin: (attempt, step, digest) held in memory, which restore prefers to `parent`."""
+    place: str = ""
+    """moved: the run folder in which the log goes on; "" in that folder itself."""
 
 
 class CommitLog:
@@ -162,11 +165,13 @@ class CommitLog:
         """Begin an attempt that restores what record `parent` leads to; from here on no earlier attempt can publish.
 
         `parent` None: whatever the log leads to at that moment. 0: from nothing, allowed only where no save would be
-        abandoned by it. Raises CommitStale when another attempt began meanwhile, or `attempt` is not above all others.
+        abandoned by it. Raises CommitStale when another attempt began meanwhile, or `attempt` is not above all others,
+        RunMoved where the log is closed.
         """
         seen = [-1]
 
         def decide(last: Commit | None, nonce: str) -> Commit:
+            self._require_open(last)
             begun = last.attempt if last else 0
             seen[0] = begun if seen[0] < 0 else seen[0]
             if begun != seen[0] or (attempt is not None and attempt <= begun):
@@ -193,6 +198,8 @@ class CommitLog:
                 return last
             if last is None or last.attempt < attempt:
                 raise self._unknown(f"attempt {attempt} is not in the log", self._folder)
+            if last.kind == "moved":
+                raise self._stale("the log was closed, or taken over", "stop this process")
             if last.attempt > attempt:
                 raise self._stale(f"attempt {last.attempt} began, so attempt {attempt} is over", "stop this process")
             if last.kind == "save" and last.step >= step:
@@ -203,6 +210,46 @@ class CommitLog:
             )
 
         return self._append(decide)
+
+    def close(self, place: str) -> Commit:
+        """End this log for good: it goes on in the run folder `place`. From here on nobody begins or publishes here.
+
+        Called again for the same place it returns the record that is there. Raises RunMoved for another one.
+        """
+
+        def decide(last: Commit | None, nonce: str) -> Commit:
+            if last is not None and last.kind == "moved" and last.place == place:
+                return last
+            self._require_open(last)
+            return self._moved(last, nonce, last.number if last else 0, 0, place)
+
+        return self._append(decide)
+
+    def take_over(self, parent: int, attempt: int) -> Commit:
+        """Go on in this log, which was a copy, from record `parent`; attempts that begin are above `attempt`."""
+
+        def decide(last: Commit | None, nonce: str) -> Commit:
+            self._require_open(last)
+            return self._moved(last, nonce, parent, attempt, "")
+
+        return self._append(decide)
+
+    def _moved(self, last: Commit | None, nonce: str, parent: int, attempt: int, place: str) -> Commit:
+        return Commit(
+            number=last.number + 1 if last else 1, kind="moved", attempt=max(attempt, last.attempt if last else 0),
+            step=-1, parent=parent, nonce=nonce, place=place,
+        )
+
+    def require_open(self) -> None:
+        """Raises RunMoved where this log is closed."""
+        self._require_open(self.last())
+
+    def _require_open(self, last: Commit | None) -> None:
+        if last is not None and last.kind == "moved" and last.place:
+            raise RunMoved(
+                f"this run goes on in {last.place}, and nowhere else", where=self._folder,
+                fix="use the run in that folder; to go on from here as another run, copy a checkpoint of it",
+            )
 
     def _chosen_parent(self, parent: int | None, last: Commit | None) -> int:
         newest = last.number if last else 0

@@ -30,6 +30,12 @@ def repair(
             "Default: the run's checkpoint.mirrors.",
         )
     ] = None,
+    promote: Annotated[
+        str, typer.Option("--promote", metavar="PLACE", help="Make this folder of copies the run, and close RUN.")
+    ] = "",
+    lost: Annotated[
+        bool, typer.Option("--lost", help="With --promote: RUN is gone for good, and nothing can train there.")
+    ] = False,
     rate: RateOption = "", endpoint: Endpoint = "", region: Region = "", key_id: KeyId = "", secret: Secret = "",
 ) -> None:
     """Mend a checkpoint: fetch the blocks and files that are bad here, and no others, from a place that has them.
@@ -37,16 +43,30 @@ def repair(
     Exit codes: 0 whole now, 75 a place or the disk is away, the same command goes on later, 78 no place has it whole.
     """
     from packtrain.checkpoint.repair import Places
-    from packtrain.cli import folders
+    from packtrain.cli import ckpt_promote, folders
     from packtrain.cli.places import place, rate_of
     from packtrain.cli.published import to_mend
     from packtrain.core.platform import LocalPlatform
 
+    if promote or lost:
+        _refuse_mixture(run, step, from_, promote)
+        ckpt_promote.promote(run, promote, lost)
+        return
     platform, folder = LocalPlatform(), folders.find_run(run)
     chosen, limit = to_mend(platform, folder, step), rate_of(rate)
     stores = [place(platform, url, endpoint, region, key_id, secret) for url in from_ or []]
     places = Places(platform, _others(folder, stores or _mirrors(platform, folder)), limit)
     _conclude(folder, places, [(commit, _mend(platform, folder, commit, places, step)) for commit in chosen])
+
+
+def _refuse_mixture(run: str, step: str, from_: list[str] | None, promote: str) -> None:
+    from packtrain.core.errors import UsageError
+
+    if not promote or from_ or step != "latest":
+        raise UsageError(
+            "--promote is given alone, or with --lost", where=f"ckpt repair {run}",
+            fix="packtrain ckpt repair RUN --promote PLACE; mend PLACE before, with packtrain ckpt repair PLACE --from",
+        )
 
 
 def _mirrors(platform: Platform, folder: str) -> list[Store]:

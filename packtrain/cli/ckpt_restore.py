@@ -28,6 +28,7 @@ def restore(run: Run, step: Save) -> None:
     platform, folder = LocalPlatform(), folders.find_run(run)
     with unheld(platform, folder, "packtrain ckpt restore"):
         log = published.log_of(platform, folder)
+        log.require_open()
         commit = published.named(platform, folder, step)
         open_checkpoint(platform, folder, commit)  # what does not open is refused now, not in the night
         asked.wish(platform, folder, commit, log.head())

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from packtrain.checkpoint.asked import wished
 from packtrain.checkpoint.commits import CommitLog
+from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.cli import folders, spec
 from packtrain.cli.ending import complain
 from packtrain.cli.progress import watching
@@ -153,7 +156,7 @@ def stay(platform: Platform, run: Run, profile_steps: int = 0) -> int:
     job = foreground.Job(
         name=run.name, run_folder=run.folder, worker=(sys.executable, *WORKER, run.folder, *traced),
         carrier=(sys.executable, *CARRIER), version=version(), env=child_env(), supervise=current.supervise,
-        checkpoint=current.checkpoint,
+        checkpoint=without_itself(current.checkpoint, os.path.realpath(run.folder)),
     )
     with watching(run.name, current.train.steps, current.train.minutes_max) as view:
         view.say(f"{'resuming' if run.resumed else 'new run'} {run.name} in {run.folder}")
@@ -161,6 +164,13 @@ def stay(platform: Platform, run: Run, profile_steps: int = 0) -> int:
     if finish.error is not None:
         complain(finish.error.render())
     return finish.exit_code
+
+
+def without_itself(config: CheckpointConfig, folder: str) -> CheckpointConfig:
+    """Without a mirror that is this very folder: one that was promoted is still named in the spec it was copied with.
+    """
+    others = [one for one in config.mirrors if os.path.realpath(one.place.removeprefix("file://")) != folder]
+    return msgspec.structs.replace(config, mirrors=tuple(others))
 
 
 def child_env() -> dict[str, str]:

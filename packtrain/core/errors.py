@@ -239,6 +239,12 @@ class NotMended(ConfigError):
     name = "checkpoint.not_mended"
 
 
+class PromoteRefused(ConfigError):
+    """A place of copies that cannot be made the run: what is there, or what still goes on elsewhere, forbids it."""
+
+    name = "checkpoint.promote_refused"
+
+
 class CarrierLost(AgainError):
     """The process that carries checkpoints away ended, hung or cannot be reached."""
 
@@ -315,6 +321,12 @@ class TransferStopped(AgainError):
 
 class RunHeld(ConfigError):
     name = "run.held"
+
+
+class RunMoved(ConfigError):
+    """The commit log of this run was closed: it goes on in another place."""
+
+    name = "run.moved"
 
 
 class RunMissing(ConfigError):

@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 
-from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.core.holder import hold
 from packtrain.core.platform import LocalPlatform
 from tests.checkpoint.worlds import make_run, publish_small
 from tests.cli.home import call, interrupted, said
@@ -137,3 +138,62 @@ def test_ctrl_c_while_the_store_hangs(
     code, out, errors = interrupted(home, monkeypatch, "ckpt", "repair", "mine", "--from", "s3://bucket/x")
     assert (code, out) == (75, "") and errors.count("goes on") == 1 and "Traceback" not in errors
     assert len(list(image(home, saves[1]).parent.iterdir())) == 3
+
+
+# --- --promote -----------------------------------------------------------------------------------------
+
+
+def test_a_place_of_copies_becomes_the_run(
+    home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what it goes on from and what to do next; the old run is looked at as before and gone on with no more;
+    a place under runs/ needs no link; again it ends the same way."""
+    log = CommitLog(LocalPlatform(), str(home / "runs" / "mine" / "commits"))
+    publish_small(LocalPlatform(), log, 1, 15, str(home / "runs" / "mine"))
+    for _ in range(2):
+        code, out, errors = said(capsys, "ckpt", "repair", "mine", "--promote", "place")
+        assert code == 0 and f"{home}/place is the run now; it goes on from step 10" in out, errors
+        assert "the log of mine is closed" in out and "never came here, and stay in the old place: 15" in out
+        assert f"next: ln -s {home}/place {home}/runs/place" in out and "--run place" in out
+    assert said(capsys, "ckpt", "ls", "mine")[0] == 0
+    code, _, errors = said(capsys, "ckpt", "restore", "mine", "5")
+    assert code == 78 and f"[run.moved] this run goes on in {home}/place, and nowhere else" in errors
+    (home / "runs" / "back").mkdir()
+    assert said(capsys, "ckpt", "copy", "place", "--step", "10", "--to", "runs/back")[0] == 0
+    code, out, errors = said(capsys, "ckpt", "repair", "place", "--promote", "runs/back")
+    assert code == 0 and "ln -s" not in out and "--run back" in out, errors
+
+
+def test_a_run_that_is_gone_needs_a_word(
+    home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --lost a run that is not there is refused; held by somebody, too; with it the place goes on, and what to
+    do when the disk comes back is said."""
+    lock = hold(LocalPlatform(), str(home / "runs" / "mine"), "mine")
+    code, _, errors = said(capsys, "ckpt", "repair", "mine", "--promote", "place")
+    assert code == 78 and "[run.held]" in errors
+    lock.release()
+    (home / "runs" / "mine" / "commits").rename(home / "away")
+    code, _, errors = said(capsys, "ckpt", "repair", "mine", "--promote", "place")
+    assert code == 78 and "[checkpoint.promote_refused] the log of the run cannot be closed" in errors
+    (home / "runs" / "mine").rename(home / "all")
+    assert "[run.missing]" in said(capsys, "ckpt", "repair", "mine", "--promote", "place")[2]
+    code, out, _ = said(capsys, "ckpt", "repair", "mine", "--promote", "place", "--lost")
+    assert code == 0 and "the log of mine is not closed: when that disk comes back, give this command again" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["mine", "--lost"], 2, "--promote is given alone"), (["mine", "5", "--promote", "place"], 2, "given alone"),
+        (["mine", "--promote", "place", "--from", "place"], 2, "given alone"),
+        (["mine", "--promote", "mine"], 2, "one folder"), (["mine", "--promote", "nowhere"], 78, "run.missing"),
+        (["mine", "--promote", "s3://b/x"], 78, "a bucket cannot hold the log"),
+    ],
+)
+def test_mistakes_of_promote(
+    words: list[str], code: int, says: str, home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options that make no sense together, and places that cannot be the run: one message."""
+    ended, _, errors = said(capsys, "ckpt", "repair", *words)
+    assert ended == code and says in errors and "Traceback" not in errors

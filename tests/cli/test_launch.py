@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import pathlib
 
 import pytest
 
-from packtrain.cli.launch import child_env, closing
+from packtrain.checkpoint.config import CheckpointConfig, Mirror
+from packtrain.cli.launch import child_env, closing, without_itself
 from packtrain.core.journal import Entry
 from packtrain.core.records import EvalDone, Record, TrainingDone
 from packtrain.monitor.fold import fold
@@ -38,3 +40,12 @@ def test_the_closing_line() -> None:
     bad = EvalDone(step=1, store="/a/b", loss=math.nan, bits_per_byte=math.nan, tokens=10, final=True)
     assert "the result is not a number on a/b" in closing(fold(told(bad)), "/r")
     assert closing(fold([]), "/r") == "done: 0 steps; run folder: /r"
+
+
+def test_a_promoted_place_is_no_mirror_of_itself(tmp_path: pathlib.Path) -> None:
+    """Of the mirrors in its spec the very folder of the run is left out, also behind a link; the others stay."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    places = {"a": f"{tmp_path}/link", "b": f"file://{tmp_path}", "c": "/elsewhere", "d": "s3://bucket/x"}
+    config = CheckpointConfig(mirrors=tuple(Mirror(name=name, place=place) for name, place in places.items()))
+    left = without_itself(config, str(tmp_path.resolve())).mirrors
+    assert [mirror.name for mirror in left] == ["c", "d"]
