@@ -39,8 +39,8 @@ def read(run, number=1):
         number += 1
     while (commit := record(run, number))["kind"] != "save":
         number = commit["parent"]
-    expect(commit["folder"].startswith("step-") and "/" not in commit["folder"], "no checkpoint's folder")
-    folder = Path(run, "checkpoints", commit["folder"])
+    expect((name := commit["folder"]).startswith("step-") and "/" not in name, "no checkpoint's folder")
+    folder = Path(run if Path(run, "checkpoints", name).is_dir() else commit.get("place") or run, "checkpoints", name)
     manifest = json.loads(checked(folder / "manifest.json", commit["digest"]))
     expect(manifest["format"] == 1, f"format {manifest['format']} needs a later reader")
     arrays = {spec["name"]: np.empty(spec["shape"], spec["dtype"]) for spec in manifest["tensors"]}

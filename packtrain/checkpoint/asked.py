@@ -17,6 +17,7 @@ import msgspec
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import MANIFEST, parse_folder
 from packtrain.checkpoint.retention import purging_name
+from packtrain.checkpoint.where import folder_named
 from packtrain.core.errors import CheckpointGone, CommitUnknown
 from packtrain.core.platform import Platform
 
@@ -60,7 +61,7 @@ def pin(platform: Platform, run_folder: str, folder: str, reason: str = "") -> N
     """From here on no purge begins on this checkpoint. Raises CheckpointGone where one has, or it is not there."""
     _write(platform, run_folder, Pin(folder, True, platform.wall_s(), reason))
     going = platform.exists(f"{run_folder}/tombstones/{purging_name(folder)}")
-    if going or not platform.exists(f"{run_folder}/checkpoints/{folder}/{MANIFEST}"):
+    if going or not platform.exists(f"{folder_named(platform, run_folder, folder)}/{MANIFEST}"):
         unpin(platform, run_folder, folder)
         raise CheckpointGone(
             "a purge of this checkpoint has begun" if going else "this checkpoint is not there any more",

@@ -16,8 +16,9 @@ from packtrain.checkpoint.copies import stored_items
 from packtrain.checkpoint.format import FolderName
 from packtrain.checkpoint.publish import new_try
 from packtrain.checkpoint.purge import discard_try
-from packtrain.checkpoint.reader import checkpoint_folder, missing
+from packtrain.checkpoint.reader import missing
 from packtrain.checkpoint.retention import tombstone_name
+from packtrain.checkpoint.where import own_folder
 from packtrain.core.errors import ConfigError, PurgeRefused
 from packtrain.core.platform import Platform
 from packtrain.core.stores import Folder, Store
@@ -55,7 +56,7 @@ def bring_back(
 
 
 def _publish_again(platform: Platform, run_folder: str, commit: Commit, trial: str) -> None:
-    checkpoints, published = f"{run_folder}/checkpoints", checkpoint_folder(run_folder, commit)
+    checkpoints, published = f"{run_folder}/checkpoints", own_folder(run_folder, commit)
     platform.fsync_dir(trial)
     if platform.exists(f"{run_folder}/tombstones/{tombstone_name(commit.folder)}"):
         raise PurgeRefused(

@@ -36,7 +36,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,8 +49,11 @@ from packtrain.checkpoint.mirroring import Mirroring
 from packtrain.checkpoint.publish import Gate, Part, Save, carry
 from packtrain.checkpoint.purge import execute
 from packtrain.checkpoint.retention import Action
+from packtrain.checkpoint.where import fall_back_home
 from packtrain.core.errors import CommitStale, CommitUnknown, PacktrainError, SaveFailed
+from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform, Platform
+from packtrain.core.records import ErrorSeen
 from packtrain.core.units import NS
 
 OPEN_SAVES_MAX = 2
@@ -153,7 +156,7 @@ class Carrier:
 
     def __init__(
         self, platform: Platform, run_folder: str, begin: Commit, latest: Commit | None, listener: socket.socket,
-        mirroring: Mirroring | None = None,
+        mirroring: Mirroring | None = None, fall_back: Sequence[str] = (),
     ) -> None:
         self._platform = platform
         self._run_folder = run_folder
@@ -162,6 +165,7 @@ class Carrier:
         self._saves: dict[int, _Open] = {}
         self._latest = latest
         self._mirroring = mirroring
+        self._fall_back = fall_back
         self._hung = 0
         self._retaining = False
         self._verified: set[int] = set()
@@ -323,12 +327,23 @@ class Carrier:
     def _carry(self, save: _Open) -> Commit | PacktrainError:
         """In the save's thread. Whatever goes wrong is a result."""
         try:
-            return carry(self._platform, self._log, self._run_folder, _whole(save, self._begin), save.gate)
+            whole = _whole(save, self._begin)
+            return carry(
+                self._platform, self._log, self._run_folder, whole, save.gate, self._fall_back, self._warn
+            )
         except PacktrainError as error:
             return error
         except Exception as error:  # a fault of ours must cost one save, not the carrier
             return SaveFailed(
                 f"step {save.step}: {type(error).__name__}: {error}", where="carrier", fix="please report this"
+            )
+
+    def _warn(self, error: PacktrainError) -> None:
+        """In a thread: on record, from where the foreground brings it to the screen."""
+        with suppress(OSError), closing(Journal(self._platform, f"{self._run_folder}/journal", "carrier")) as journal:
+            journal.write(
+                ErrorSeen(severity="warning", name=error.name, what=error.what, where=error.where, fix=error.fix),
+                durable=True,
             )
 
     def _on_carried(self, save: _Open, result: Commit | PacktrainError) -> None:
@@ -480,7 +495,15 @@ def open_carrier(
     last = log.last()
     latest = last if last is not None and (last.kind, last.attempt) == ("save", begin.attempt) else None
     mirroring = None if config is None else Mirroring(platform, run_folder, begin.attempt, config)
-    return Carrier(platform, run_folder, begin, latest, platform.stream_listener(socket_path), mirroring)
+    listener = platform.stream_listener(socket_path)
+    return Carrier(platform, run_folder, begin, latest, listener, mirroring, _homes(platform, run_folder, log, config))
+
+
+def _homes(platform: Platform, run_folder: str, log: CommitLog, config: CheckpointConfig | None) -> list[str]:
+    """Where saves of this run go that its own disk will not take."""
+    first = log.read(1)
+    roots = config.fallback if config is not None else ()
+    return [fall_back_home(root, run_folder, first) for root in roots] if first is not None else []
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -54,7 +54,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[int, int, str] | None = None
     """begin: (attempt, step, digest) held in memory, which restore prefers to `parent`."""
     place: str = ""
-    """moved: the run folder in which the log goes on; "" in that folder itself."""
+    """moved: the run folder in which the log goes on; "" in that folder itself. save: under which `checkpoints` lies
+    that holds it, where that is not the run folder's."""
 
 
 class CommitLog:
@@ -186,7 +187,7 @@ class CommitLog:
 
         return self._append(decide)
 
-    def publish(self, attempt: int, step: int, digest: str, folder: str) -> Commit:
+    def publish(self, attempt: int, step: int, digest: str, folder: str, place: str = "") -> Commit:
         """Publish a checkpoint whose files and folder are durable. Returns the record, durable too.
 
         Raises CommitStale when a newer attempt began or this attempt published this step or a later one: stop. Calling
@@ -206,7 +207,7 @@ class CommitLog:
                 raise self._stale(f"step {last.step} is published, so step {step} is late", "stop this process")
             return Commit(
                 number=last.number + 1, kind="save", attempt=attempt, step=step, parent=last.number, nonce=nonce,
-                digest=digest, folder=folder,
+                digest=digest, folder=folder, place=place,
             )
 
         return self._append(decide)

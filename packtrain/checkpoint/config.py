@@ -91,6 +91,8 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """From tombstone to purge."""
     debris_s: float = 86_400.0
     """Age at which uncommitted folders of older attempts may be purged."""
+    fallback: tuple[str, ...] = ()
+    """Absolute folders on other disks, in order: where a save goes that the run's own disk will not take."""
     mirrors: tuple[Mirror, ...] = ()
     """Other places that published checkpoints are brought to, each with its own cadence."""
 
@@ -109,6 +111,11 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise Contradiction(
                 f"a save needs a deadline, of {DEADLINE_S_MAX:.0f} s at most", where="checkpoint.deadline_s",
                 fix="300 is a good value",
+            )
+        if not all(root.startswith("/") for root in self.fallback) or len(set(self.fallback)) < len(self.fallback):
+            raise Contradiction(
+                "a place to fall back to is an absolute path, named once", where="checkpoint.fallback",
+                fix="write the path of a folder on another disk",
             )
         self._check_mirrors()
 

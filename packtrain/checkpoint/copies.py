@@ -19,6 +19,7 @@ import msgspec
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.commits import DIGITS, RECORD_BYTES_MAX, Commit, parse_record
 from packtrain.checkpoint.reader import COPIED, open_checkpoint
+from packtrain.checkpoint.where import home_of
 from packtrain.core.errors import CheckpointDamaged, NameAbsent, NameTaken
 from packtrain.core.platform import Platform
 from packtrain.core.stores import Folder, Store
@@ -35,18 +36,20 @@ def send(
     Raises NameTaken where the place has another run's log, or another checkpoint under that name, CheckpointDamaged and
     TransferDamaged where this one is not whole, and whatever `transfer.copy` and the stores raise.
     """
-    source = Folder(platform, run_folder)
+    source, home = Folder(platform, run_folder), Folder(platform, home_of(platform, run_folder, commit))
     parts = part_items(platform, run_folder, commit)
-    manifest = _small(source, f"checkpoints/{commit.folder}/{fmt.MANIFEST}", commit.digest)
+    manifest = _small(home, f"checkpoints/{commit.folder}/{fmt.MANIFEST}", commit.digest)
     records = log_items(source, commit)
     work = _Sending(platform, source, target, config or TransferConfig(), rate, stop)
     _refuse_another(target, manifest.item.target, commit)
     known = _same_log(target, records)
     work.place(records[0])
+    work.source = home
     # What lies there under these names is this checkpoint's, or was never part of a whole one: it may be replaced.
     work.bring(parts, progress)
     _refuse_another(target, manifest.item.target, commit)
     work.place(manifest)
+    work.source = source
     work.bring([Item(name, name) for name, _ in source.list_all("spec") if name.endswith(".toml")])
     work.place(records[-1].under(COPIED))
     work.bring([record.item for record in records[1:known]])
@@ -79,7 +82,9 @@ class _Sending:
         stop: threading.Event | None,
     ) -> None:
         self.tally = Tally()
-        self._platform, self._source, self._target = platform, source, target
+        self.source = source
+        """What lies in the run folder, or where the save fell back to."""
+        self._platform, self._target = platform, target
         self._config, self._rate, self._stop = config, rate, stop
         self._began_ns = platform.boot_ns()
 
@@ -112,7 +117,7 @@ class _Sending:
         passed_s = (self._platform.boot_ns() - self._began_ns) / NS
         config = msgspec.structs.replace(self._config, deadline_s=max(0.0, self._config.deadline_s - passed_s))
         return copy(
-            self._platform, self._source, self._target, items, config, rate=self._rate, stop=self._stop,
+            self._platform, self.source, self._target, items, config, rate=self._rate, stop=self._stop,
             progress=progress, replace=replace,
         )
 
@@ -123,7 +128,7 @@ class _Sending:
 def part_items(platform: Platform, run_folder: str, commit: Commit) -> list[Item]:
     """All files but the manifest, each with its checksums; the tables were checked against the manifest's digest."""
     checkpoint = open_checkpoint(platform, run_folder, commit)
-    source, folder = Folder(platform, run_folder), f"checkpoints/{commit.folder}"
+    source, folder = Folder(platform, home_of(platform, run_folder, commit)), f"checkpoints/{commit.folder}"
     items = []
     for entry, table in zip(checkpoint.manifest.parts, checkpoint.tables, strict=True):
         image = f"{folder}/{table.file}"

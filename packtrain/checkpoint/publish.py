@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from packtrain.checkpoint import format as fmt
@@ -18,12 +18,16 @@ from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import FolderName, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
 from packtrain.checkpoint.pour import pour
 from packtrain.checkpoint.purge import discard_try
-from packtrain.core.errors import CheckpointDamaged, CommitUnknown, SaveFailed
+from packtrain.core.errors import CheckpointDamaged, CommitUnknown, SaveFailed, SaveFellBack
 from packtrain.core.platform import Platform
 from packtrain.core.units import NS, bytes_text
 
 RETRY_S_MIN = 0.1
 RETRY_S_MAX = 10.0
+HOME_TRIES = 3
+"""In a home that is not the last, before the next one is tried."""
+RANK_TRY = 300
+"""Tries in the second home are numbered from here on, in the third from twice as much, and so on."""
 SLACK_BYTES = 1 << 20
 """Left free beside the images: for tables, the manifest, and the log."""
 
@@ -76,21 +80,33 @@ class Gate:
         return self._state == "shut"
 
 
-def carry(platform: Platform, log: CommitLog, run_folder: str, save: Save, gate: Gate) -> Commit:
-    """Write the parts, publish them. Raises CommitStale: stop; SaveFailed with the last obstacle at the deadline."""
+def carry(
+    platform: Platform, log: CommitLog, run_folder: str, save: Save, gate: Gate, fall_back: Sequence[str] = (),
+    told: Callable[[SaveFellBack], None] = lambda warning: None,
+) -> Commit:
+    """Write the parts, publish them. Raises CommitStale: stop; SaveFailed with the last obstacle at the deadline.
+
+    `fall_back`: homes on other disks (`where.fall_back_home`), tried in order when the run's own will not take it;
+    `told` hears when one of them was needed.
+    """
     specs = check_parts(save)
-    folder, digest = _written(platform, run_folder, save, specs, gate)
+    written = _written(platform, (run_folder, *fall_back), save, specs, gate)
     if not gate.go_through():
-        discard_try(platform, f"{run_folder}/checkpoints/{folder}")
+        discard_try(platform, f"{written.home}/checkpoints/{written.folder}")
         raise _failed(save, run_folder, "the disk was too slow")
+    place = "" if written.home == run_folder else written.home
     pause = _Pause(platform, save.end_ns)
     while True:
         try:
-            return log.publish(save.attempt, save.step, digest, folder)
+            commit = log.publish(save.attempt, save.step, written.digest, written.folder, place)
+            break
         except CommitUnknown as error:
             # It may be published all the same, so from here on the folder stays.
             if not pause.wait():
                 raise _failed(save, run_folder, f"written but not confirmed as published: {error.what}") from error
+    if place:
+        told(_fell_back(save, run_folder, written))
+    return commit
 
 
 def check_parts(save: Save) -> list[TensorSpec]:
@@ -113,34 +129,77 @@ def check_parts(save: Save) -> list[TensorSpec]:
     return list(specs.values())
 
 
+class _Written(NamedTuple):
+    """All of a save, durable in one folder."""
+
+    home: str
+    folder: str
+    digest: str
+    obstacles: tuple[str, ...]
+    """Why the homes before would not take it."""
+
+
 def _written(
-    platform: Platform, run_folder: str, save: Save, specs: list[TensorSpec], gate: Gate
+    platform: Platform, homes: Sequence[str], save: Save, specs: list[TensorSpec], gate: Gate
+) -> _Written:
+    """Try one home after the other. All but the last get a few tries and half of the time that is left."""
+    obstacles: list[str] = []
+    for rank, home in enumerate(homes):
+        is_last = rank == len(homes) - 1
+        now_ns = platform.boot_ns()
+        end_ns = save.end_ns if is_last else now_ns + max(0, save.end_ns - now_ns) // 2
+        try:
+            folder, digest = _written_in(platform, home, save, specs, gate, rank, end_ns, 0 if is_last else HOME_TRIES)
+            return _Written(home, folder, digest, tuple(obstacles))
+        except _HomeFailed as error:
+            obstacles.append(str(error) if len(homes) == 1 else f"{home}: {error}")
+    raise _failed(save, homes[0], "; ".join(obstacles))
+
+
+def _written_in(
+    platform: Platform, home: str, save: Save, specs: list[TensorSpec], gate: Gate, rank: int, end_ns: int,
+    tries_max: int,
 ) -> tuple[str, str]:
-    """Try until all is durable in one folder: its name, and the digest of its manifest."""
-    pause = _Pause(platform, save.end_ns)
+    """Try until all is durable in one folder there: its name, and the digest of its manifest. Raises _HomeFailed.
+
+    Names of tries do not repeat from one home to the next: what is left of one must not pass for another.
+    """
+    pause = _Pause(platform, end_ns)
 
     def check() -> None:
-        if gate.is_shut or platform.boot_ns() >= save.end_ns:
+        if gate.is_shut or platform.boot_ns() >= end_ns:
             raise _OutOfTime
 
     obstacle, trial = "the disk was too slow", 0
     while True:
         trial += 1
         try:
-            return _write_try(platform, run_folder, save, specs, trial, check)
+            if rank:
+                _open_home(platform, home)
+            return _write_try(platform, home, save, specs, rank * RANK_TRY + trial, check)
         except OSError as error:
             obstacle = _obstacle(error)
         except _OutOfTime:
-            raise _failed(save, run_folder, obstacle) from None
-        if gate.is_shut or not pause.wait():
-            raise _failed(save, run_folder, obstacle)
+            raise _HomeFailed(obstacle) from None
+        if gate.is_shut or trial == tries_max or not pause.wait():
+            raise _HomeFailed(obstacle)
+
+
+def _open_home(platform: Platform, home: str) -> None:
+    """The folder it lies in is never made here: where that is missing, a disk is not mounted."""
+    root = home.rpartition("/")[0] or "/"
+    if not platform.is_dir(root):
+        raise OSError(errno.ENOENT, "this folder is not there", root)
+    platform.mkdir(f"{home}/checkpoints")
+    for folder in (home, root):
+        platform.fsync_dir(folder)
 
 
 def _write_try(
-    platform: Platform, run_folder: str, save: Save, specs: list[TensorSpec], trial: int, check: Callable[[], None]
+    platform: Platform, home: str, save: Save, specs: list[TensorSpec], trial: int, check: Callable[[], None]
 ) -> tuple[str, str]:
     """One try, in a folder of its own. Whatever stops it, the folder goes: the log has never heard of it."""
-    checkpoints = f"{run_folder}/checkpoints"
+    checkpoints = f"{home}/checkpoints"
     check()
     _require_room(platform, checkpoints, sum(part.bytes for part in save.parts))
     folder = new_try(platform, checkpoints, FolderName(save.step, save.attempt, trial))
@@ -234,6 +293,10 @@ class _OutOfTime(Exception):
     """The deadline passed, or the save was given up."""
 
 
+class _HomeFailed(Exception):
+    """One home would not take a save; says why."""
+
+
 class _BufferLost(SaveFailed):
     """What was offered is not there: another try would not find it either."""
 
@@ -258,4 +321,12 @@ def _refused(save: Save, what: str) -> SaveFailed:
     return SaveFailed(
         f"step {save.step} cannot become a checkpoint: {what}", where="what its writers offered",
         fix="each element of each tensor belongs to exactly one writer's box; see how the program cuts its state",
+    )
+
+
+def _fell_back(save: Save, run_folder: str, written: _Written) -> SaveFellBack:
+    return SaveFellBack(
+        f"step {save.step} is published, but lies on another disk: {'; '.join(written.obstacles)}",
+        where=f"{written.home}/checkpoints/{written.folder}",
+        fix=f"free space in {run_folder}/checkpoints, or mend that disk; later saves try it first",
     )

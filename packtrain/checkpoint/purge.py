@@ -7,6 +7,7 @@ manifest goes first: a purge cut short leaves a folder that refuses to open at o
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from packtrain.checkpoint.retention import (
     purging_name,
     tombstone_name,
 )
+from packtrain.checkpoint.where import folder_named, is_own_home
 from packtrain.core.errors import PacktrainError, PurgeRefused
 from packtrain.core.platform import Platform
 
@@ -87,9 +89,19 @@ def _execute(
         case "purge":
             _require_grace(platform, stone, action.folder, grace_s)
             _require_restorable(platform, run_folder, action.folder, verified)
+            checkpoints = _checkpoints_of(platform, run_folder, action.folder)
             _claim(platform, run_folder, action.folder, claim)
-            _remove(platform, f"{run_folder}/checkpoints", action.folder)
+            _remove(platform, checkpoints, action.folder)
             platform.unlink(claim)
+
+
+def _checkpoints_of(platform: Platform, run_folder: str, folder: str) -> str:
+    """What it lies in: the run's own, or that which its save fell back to and no other run, nor a copy of this one."""
+    checkpoints = posixpath.dirname(folder_named(platform, run_folder, folder))
+    home = posixpath.dirname(checkpoints)
+    if home != run_folder and not is_own_home(platform, run_folder, home):
+        raise _refused(folder, f"it lies in {home}, which belongs to another run folder")
+    return checkpoints
 
 
 def _claim(platform: Platform, run_folder: str, folder: str, claim: str) -> None:

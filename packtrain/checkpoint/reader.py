@@ -22,7 +22,8 @@ from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import Box, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
 from packtrain.checkpoint.mirrors import holders, noted_states
 from packtrain.checkpoint.retention import TOMBSTONE_BYTES_MAX, Survey, Tombstone, parse_tombstone, tombstone_name
-from packtrain.core.errors import CheckpointDamaged, FormatUnknown
+from packtrain.checkpoint.where import checkpoint_folder
+from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, FormatUnknown
 from packtrain.core.platform import Platform
 
 SLAB_BYTES = 8 << 20
@@ -150,7 +151,7 @@ def open_checkpoint(platform: Platform, run_folder: str, commit: Commit) -> Chec
     CheckpointUnreadable when the disk refuses, which says nothing about the checkpoint.
     """
     assert commit.kind == "save", f"commit {commit.number} is no save"
-    folder = checkpoint_folder(run_folder, commit)
+    folder = checkpoint_folder(platform, run_folder, commit)
     manifest = _read_manifest(platform, folder, commit)
     specs = {spec.name: spec for spec in manifest.tensors}
     tables = [_read_table(platform, folder, entry, specs) for entry in manifest.parts]
@@ -182,18 +183,11 @@ def verify_commit(
         return [damage]
 
 
-def checkpoint_folder(run_folder: str, commit: Commit) -> str:
-    """Where it lies; only a plain checkpoint folder name under checkpoints/ passes."""
-    name = fmt.parse_folder(commit.folder)
-    if name is None or (name.step, name.attempt) != (commit.step, commit.attempt):
-        raise as_damaged(f"{commit.folder!r} is not the folder of step {commit.step}", f"commit {commit.number}")
-    return f"{run_folder}/checkpoints/{commit.folder}"
-
-
 def checkpoint_bytes(platform: Platform, run_folder: str, commit: Commit) -> int:
     """Of all its images, for showing progress; 0 where the manifest cannot tell."""
     try:
-        return sum(part.bytes for part in _read_manifest(platform, checkpoint_folder(run_folder, commit), commit).parts)
+        folder = checkpoint_folder(platform, run_folder, commit)
+        return sum(part.bytes for part in _read_manifest(platform, folder, commit).parts)
     except (CheckpointDamaged, FormatUnknown):
         return 0
 
@@ -204,7 +198,7 @@ def missing(platform: Platform, run_folder: str, commit: Commit) -> str:
     Names and sizes only: what is in the files is for `verify`. Raises OSError where the disk refuses to say, and what a
     manifest that cannot be read raises.
     """
-    folder = checkpoint_folder(run_folder, commit)
+    folder = checkpoint_folder(platform, run_folder, commit)
     try:
         data = platform.read(f"{folder}/{fmt.MANIFEST}", 0, TABLE_BYTES_MAX)
     except FileNotFoundError:
@@ -228,6 +222,11 @@ def survey(platform: Platform, run_folder: str) -> Survey:
             with suppress(FileNotFoundError):  # purged since it was listed
                 ages[name] = now_s - platform.modified_s(path)
     commits = CommitLog(platform, f"{run_folder}/commits").all()
+    for commit in commits:
+        if commit.kind == "save" and commit.place and commit.folder not in ages:
+            # Purged, or that disk is away: what nobody sees nobody purges.
+            with suppress(OSError, CheckpointDamaged, CheckpointUnreadable):
+                ages[commit.folder] = now_s - platform.modified_s(checkpoint_folder(platform, run_folder, commit))
     return Survey(
         commits=tuple(commits), tombstones=_tombstones(platform, run_folder), ages_s=ages, now_s=now_s,
         pinned=frozenset(pins(platform, run_folder)),

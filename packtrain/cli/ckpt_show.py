@@ -29,6 +29,7 @@ def ls(
     from packtrain.checkpoint.asked import next_restored
     from packtrain.checkpoint.listing import listing
     from packtrain.checkpoint.reader import survey
+    from packtrain.checkpoint.where import folder_named
     from packtrain.cli import folders, published
     from packtrain.cli.retained import config_of
     from packtrain.core.platform import LocalPlatform
@@ -38,7 +39,7 @@ def ls(
     restored = next_restored(platform, folder, log)
     rows = listing(survey(platform, folder), config_of(platform, folder), restored)
     shown = [row for row in rows if all_ or not (row.purged or row.left)]
-    sizes = {row.folder: bytes_in(platform, f"{folder}/checkpoints/{row.folder}") for row in shown if row.present}
+    sizes = {row.folder: bytes_in(platform, folder_named(platform, folder, row.folder)) for row in shown if row.present}
     if json:
         print_json([_plain(row, sizes.get(row.folder, 0)) for row in shown])
         return

@@ -191,6 +191,12 @@ class SaveFailed(AgainError):
     name = "checkpoint.save_failed"
 
 
+class SaveFellBack(AgainError):
+    """The run's own disk would not take a save, which is published all the same, on another."""
+
+    name = "checkpoint.fell_back"
+
+
 class PurgeRefused(AgainError):
     """A deletion that is no longer right, or never was; the folder stays."""
 

@@ -76,8 +76,10 @@ class GatedPlatform(LocalPlatform):
 class Rig:
     """A run with a begun attempt and a carrier that serves it from a thread."""
 
-    def __init__(self, folder: str, writers: tuple[str, ...] = ("r00000",)) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: str, writers: tuple[str, ...] = ("r00000",), config: CheckpointConfig | None = None
+    ) -> None:
+        self.folder, self.config = folder, config
         self.platform = GatedPlatform()
         self.log = make_run(self.platform, folder)
         self.begin = self.log.begin(0, writers, "node")
@@ -88,7 +90,9 @@ class Rig:
 
     def start_carrier(self, name: str) -> None:
         self.socket = f"{self.folder}/{name}"
-        carrier = self.carrier = open_carrier(self.platform, self.folder, self.socket, self.begin.number)
+        carrier = self.carrier = open_carrier(
+            self.platform, self.folder, self.socket, self.begin.number, self.config
+        )
         thread = threading.Thread(target=carrier.serve)
         thread.start()
 

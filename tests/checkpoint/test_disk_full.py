@@ -5,13 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.publish import SLACK_BYTES, Gate, Save, carry
 from packtrain.checkpoint.reader import verify_commit
 from packtrain.core.fake import FakeDisk, FakePlatform
+from packtrain.core.journal import Tail
+from packtrain.core.records import ErrorSeen
 from packtrain.core.units import NS
 from tests.checkpoint.test_carrier import LONG_S, Rig, one
 from tests.checkpoint.worlds import RUN, WRITER, make_run, part_of, tensor_of
@@ -23,15 +27,22 @@ STATE_BYTES = 1 << 20
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[str]:
     """A tmpfs of 8 MiB of its own."""
+    with mounted(str(tmp_path / "disk")) as path:
+        yield path
+
+
+@contextmanager
+def mounted(path: str) -> Iterator[str]:
     if os.geteuid() != 0:
         pytest.skip("mounting a small tmpfs needs root")
     libc = ctypes.CDLL(None, use_errno=True)
-    path = str(tmp_path / "disk")
-    os.mkdir(path)
+    os.makedirs(path)
     if libc.mount(b"none", path.encode(), b"tmpfs", 0, f"size={SIZE_BYTES}".encode()) != 0:
         pytest.skip(f"mounting a small tmpfs is not allowed here: {os.strerror(ctypes.get_errno())}")
-    yield path
-    assert libc.umount2(path.encode(), 0) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield path
+    finally:
+        assert libc.umount2(path.encode(), 0) == 0, os.strerror(ctypes.get_errno())
 
 
 @pytest.fixture
@@ -114,3 +125,30 @@ def test_a_disk_that_fills_while_writing(rig, small_disk, tmp_path):
     assert one(saver.wait_all(LONG_S)).error is None
     assert pauses == ["[]", "[]"], "a half try stayed, and with it the disk full"
     assert os.listdir(f"{rig.folder}/checkpoints") == ["step-00000010.a0001.t3"]
+
+
+@pytest.mark.root
+def test_a_full_disk_with_another_beside_it(tmp_path):
+    """The disk under checkpoints/ alone is really full: the save is published from the fall-back, read back whole, and
+    the journal has the warning; when there is room again the next one lies in the run folder."""
+    fall_back = tmp_path / "scratch"
+    fall_back.mkdir()
+    with mounted(str(tmp_path / "run" / "checkpoints")) as small:
+        rig = Rig(str(tmp_path / "run"), config=CheckpointConfig(fallback=(str(fall_back),)))
+        try:
+            fill(f"{small}/hog", STATE_BYTES // 2)
+            saver, state = rig.saver(), [tensor_of("w", "uint8", (STATE_BYTES,))]
+            saver.save(10, state, {})
+            first = rig.log.read(one(saver.wait_all(LONG_S)).commit)
+            os.unlink(f"{small}/hog")
+            saver.save(20, state, {})
+            second = rig.log.read(one(saver.wait_all(LONG_S)).commit)
+        finally:
+            rig.close()
+        for commit in (first, second):
+            assert verify_commit(rig.platform, rig.folder, commit) == []
+        assert first.place.startswith(f"{fall_back}/run-") and second.place == ""
+        assert os.listdir(small) == [second.folder] and os.listdir(f"{first.place}/checkpoints") == [first.folder]
+        records = [entry.record for entry in Tail(rig.platform, f"{rig.folder}/journal").poll()]
+        (seen,) = [record for record in records if isinstance(record, ErrorSeen)]
+        assert seen.name == "checkpoint.fell_back" and "the disk is full" in seen.what and first.place in seen.where
