@@ -107,6 +107,10 @@ class CommitLog:
         number = self.head()
         return self._must_read(number) if number else None
 
+    def begun(self) -> Commit | None:
+        """The record that began the last attempt; None for an empty log."""
+        return next((commit for commit in self.follow(self.head()) if commit.kind == "begin"), None)
+
     def all(self) -> list[Commit]:
         return [self._must_read(number) for number in range(1, self.head() + 1)]
 

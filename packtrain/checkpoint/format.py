@@ -295,7 +295,8 @@ def header_bytes(entries: dict[str, Any]) -> bytes:
 # --- checksums ---------------------------------------------------------------------------------------
 
 
-def crc32c(data: bytes) -> int:
+def crc32c(data: bytes | np.ndarray[Any, Any]) -> int:
+    """Of bytes, or of an array of uint8 that lies in one piece: neither is copied."""
     return int(google_crc32c.value(data))
 
 

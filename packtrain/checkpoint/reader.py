@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from packtrain.checkpoint import format as fmt
+from packtrain.checkpoint import slots
 from packtrain.checkpoint.asked import pins
 from packtrain.checkpoint.blocks import Block, Blocks, as_damaged, as_unreadable, read_stored
 from packtrain.checkpoint.commits import Commit, CommitLog
@@ -49,9 +50,13 @@ class _Stored(NamedTuple):
 class Checkpoint:
     """An open checkpoint: manifest and tables checked against the digest, boxes known to tile every tensor."""
 
-    def __init__(self, platform: Platform, folder: str, manifest: Manifest, tables: list[PartTable]) -> None:
+    def __init__(
+        self, platform: Platform, folder: str, manifest: Manifest, tables: list[PartTable], published: bool = True
+    ) -> None:
         self.manifest = manifest
         self.folder = folder
+        self.published = published
+        """False: it is held in memory and nowhere else."""
         self.specs = {spec.name: spec for spec in manifest.tensors}
         self._platform = platform
         self._tables = tables
@@ -165,6 +170,20 @@ def open_restore(platform: Platform, run_folder: str, number: int, digest: str) 
     if commit is None or commit.kind != "save" or commit.digest != digest:
         raise as_damaged(f"record {number} is not the save that was to be restored", log.path(number))
     return open_checkpoint(platform, run_folder, commit)
+
+
+@contextmanager
+def restoring(platform: Platform, run_folder: str, number: int, digest: str) -> Iterator[Checkpoint]:
+    """Open what PACKTRAIN_RESTORE names, to be read inside: a save, or what a `begin` names in memory.
+
+    Raises as `open_restore` and `Checkpoint.read`; of memory SlotDamaged in their place.
+    """
+    commit = CommitLog(platform, f"{run_folder}/commits").read(number)
+    if commit is None or commit.memory is None or commit.memory[2] != digest:
+        yield open_restore(platform, run_folder, number, digest)
+        return
+    with slots.distrusting(platform, run_folder, commit):
+        yield Checkpoint(platform, *slots.opened(platform, run_folder, commit), published=False)
 
 
 def verify_commit(

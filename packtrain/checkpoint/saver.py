@@ -1,40 +1,40 @@
 """The worker's half of a save: copy tensors into a memory-mapped file image and offer it to the carrier.
 
-The worker never opens a durable disk, so a dead file system cannot hold it. Two buffers are reused save after save,
-their pages warm and their headers written once. Why no image is ever read half filled: a buffer is offered only when it
-is whole, and is not touched again until its outcome has come. A worker killed while filling has offered nothing; one
+The worker never opens a durable disk, so a dead file system cannot hold it. Buffers are reused save after save, their
+pages warm and their headers written once. Why no image is ever read half filled: a buffer is offered only when it is
+whole, and is not touched again until its outcome has come. A worker killed while filling has offered nothing; one
 killed later leaves a whole image behind. A carrier that is given up (it may only hang, and read on later) keeps the old
 file's name to itself: the saver drops that file and goes on under a new name, and so does every new attempt.
+
+With a memory tier (slots.py) there are three buffers, and each state copied gets a record: one slot is whole, one is
+being filled, one is written away. A save on disk is offered from the slot of its step where there is one.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import mmap
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from packtrain.checkpoint import format as fmt
+from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.format import ImageLayout, LocalTensor
+from packtrain.checkpoint.slots import BUFFERS, SLOTS, Buffer, BufferFolder, Slot, adoptable, drop_left_behind
+from packtrain.core.bulk import Crew
 from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import CarrierLost, PacktrainError, SaveFailed
 from packtrain.core.platform import Platform
 from packtrain.core.units import NS, bytes_text
 
-BUFFERS = 2
 MARGIN_S = 5.0
 """How long after its deadline an outcome is still waited for: the carrier notices a deadline only when it is over."""
 DEADLINE_S_MIN = 0.1
 """A save without any time left is offered all the same: its failure names what was in the way."""
-MEMORY_FOLDER = "/dev/shm"
-MEMORY_SHARE_MAX = 0.5
-"""Of what is free there."""
 _OWN_PLACE = ("data_index", "plan_hash", "seed", "code_hash")
 
 
@@ -53,53 +53,6 @@ class SaveResult(NamedTuple):
     ticket: int = 0
 
 
-class BufferFolder(NamedTuple):
-    """Where buffers lie. `fallback`: why not in memory, in words for a warning; empty: they are in memory."""
-
-    path: str
-    fallback: str = ""
-
-
-class Buffer:
-    """One mapped file. Its pages are reserved when it is made: a full tmpfs is an error then, not a SIGBUS later."""
-
-    def __init__(self, stem: str) -> None:
-        self.held = False
-        self._stem = stem
-        self._generation = 0
-        self._map: mmap.mmap | None = None
-        self._header = b""
-
-    @property
-    def path(self) -> str:
-        return f"{self._stem}.g{self._generation}"
-
-    def fill(self, layout: ImageLayout, tensors: Sequence[LocalTensor]) -> None:
-        if self._map is None or self._header != layout.header:
-            self._map = self._mapped(layout)
-            self._header = layout.header
-        for index, tensor in enumerate(tensors):
-            layout.fill(self._map, index, tensor.array)
-
-    def _mapped(self, layout: ImageLayout) -> mmap.mmap:
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(fd, layout.bytes_total)
-            os.posix_fallocate(fd, 0, layout.bytes_total)
-            mapped = mmap.mmap(fd, layout.bytes_total)
-        finally:
-            os.close(fd)
-        layout.fill_header(mapped)
-        return mapped
-
-    def renew(self, platform: Platform) -> None:
-        """Leave the file to whoever may still read it: its name goes, the next fill makes another."""
-        with suppress(OSError):
-            platform.unlink(self.path)
-        self._generation += 1
-        self._map = None
-
-
 @dataclass
 class _Pending:
     """A save that was offered and has no outcome yet."""
@@ -114,28 +67,47 @@ class _Pending:
 
 
 class Saver:
-    """One writer's saves, used from one thread. `buffer_folder`: see `choose_buffer_folder`; made if absent, 0700."""
+    """One writer's saves, used from one thread. `buffer_folder`: see `choose_buffer_folder`; made if absent, 0700.
+
+    `begun`: the record that began the attempt; without it there is no memory tier, whatever room there is.
+    """
 
     def __init__(
         self, platform: Platform, buffer_folder: str | BufferFolder, client: CarrierClient, attempt: int, writer: str,
-        deadline_s: float,
+        deadline_s: float, begun: Commit | None = None,
     ) -> None:
         assert fmt.is_writer(writer), f"{writer!r} cannot be part of a file name"
         where = BufferFolder(buffer_folder) if isinstance(buffer_folder, str) else buffer_folder
         self.fallback = where.fallback
         """Why the buffers lie on the run's own disk and not in memory, in words; empty: nobody wanted otherwise."""
+        self.remembers = where.slots and begun is not None
+        """Whether there is a memory tier."""
         platform.mkdir(where.path, 0o700)
-        _drop_left_behind(platform, where.path, writer)
+        kept = adoptable(platform, where.path, begun, writer)
+        drop_left_behind(platform, where.path, writer, kept)
         self.skipped = 0
         """Saves that found no free buffer, or the carrier busy or gone."""
         self.skip_reason = ""
         """Of the latest one."""
+        self.forgot = 0
+        """Memory saves that found no free slot, or no room."""
         self._platform, self._folder = platform, where.path
         self._client = client
         self._attempt = attempt
         self._writer = writer
         self._deadline_s = deadline_s
-        self._buffers = [Buffer(f"{where.path}/{writer}.a{attempt:04d}.{i}") for i in range(BUFFERS)]
+        images = SLOTS if self.remembers else BUFFERS
+        self._buffers = [Buffer(f"{where.path}/{writer}.a{attempt:04d}.{i}") for i in range(images)]
+        self._nonce = begun.nonce if begun is not None else ""
+        self._crew: Crew | None = platform.crew(1) if self.remembers else None
+        self._sealed: Callable[[], None] | None = None
+        """Waits for the record of the slot filled last."""
+        self._filled_last: Buffer | None = None
+        self._whole: Buffer | None = None
+        """The slot that a restart would take: it is filled again only when another is whole."""
+        if kept is not None and self.remembers:
+            self._whole = self._buffers[-1]
+            self._whole.adopt(kept.image, kept.slot.step)
         self._pending: dict[int, _Pending] = {}
         self._results: list[SaveResult] = []
         self._ticket = 0
@@ -155,22 +127,19 @@ class Saver:
         save, where the time left is less than usual; the carrier then says in time what was in the way.
         """
         begun_ns = self._platform.boot_ns()
-        for outcome in self._client.outcomes():
-            self._settle(outcome)
+        self._hear()
         known = self._known(step)
         if known is not None:
             return known
-        buffer = next((buffer for buffer in self._buffers if not buffer.held), None)
-        if buffer is None:
-            self._skip("both buffers are held by saves that have not ended")
-            return None
         layout = self._plan(tensors)
         try:
-            buffer.fill(layout, tensors)
-        except OSError as error:
-            failure = _no_buffer(error, buffer.path, layout.bytes_total)
-            buffer.renew(self._platform)
+            slot = self._holds(step)
+            buffer = slot if slot and not slot.held else self._copied(step, layout, tensors, meta)
+        except SaveFailed as failure:
             return self._fail(step, layout.bytes_total, failure)
+        if buffer is None:
+            self._skip("all buffers are held by saves that have not ended")
+            return None
         deadline_s = self._deadline_s if deadline_s is None else max(deadline_s, DEADLINE_S_MIN)
         message = self._message(step, buffer, layout, meta) | {"deadline_s": deadline_s}
         if not self._offer(message, buffer):
@@ -181,10 +150,25 @@ class Saver:
         buffer.held = True
         return self._ticket
 
+    def remember(self, step: int, tensors: Sequence[LocalTensor], meta: dict[str, Any]) -> float | None:
+        """Copy into a slot of the memory tier; returns when the copy is done, with the seconds that took.
+
+        It is whole soon after, when a thread has summed it up. None: no slot is free, or there is no room; counted.
+        """
+        assert self.remembers, "there is no memory tier"
+        begun_ns = self._platform.boot_ns()
+        self._hear()
+        try:
+            if self._holds(step) or self._copied(step, self._plan(tensors), tensors, meta):
+                return (self._platform.boot_ns() - begun_ns) / NS
+        except SaveFailed as failure:
+            self.skip_reason = failure.what
+        self.forgot += 1
+        return None
+
     def poll(self) -> list[SaveResult]:
         """Saves that have ended since the last call. Does not wait."""
-        for outcome in self._client.outcomes():
-            self._settle(outcome)
+        self._hear()
         now_ns = self._platform.boot_ns()
         for ticket, pending in self._pending.items():
             overdue = now_ns - pending.offered_ns > (pending.deadline_s + MARGIN_S) * NS
@@ -195,7 +179,11 @@ class Saver:
         return ended
 
     def wait_all(self, deadline_s: float) -> list[SaveResult]:
-        """Wait until every save has ended, `deadline_s` at most in all; returns what `poll` would."""
+        """Wait until every save has ended, `deadline_s` at most in all; returns what `poll` would.
+
+        The slot filled last is whole then.
+        """
+        self._wait_for_record()
         end_ns = self._platform.boot_ns() + int(deadline_s * NS)
         for ticket in [ticket for ticket, pending in self._pending.items() if not pending.given_up]:
             left_s = max(0.0, (end_ns - self._platform.boot_ns()) / NS)
@@ -205,15 +193,78 @@ class Saver:
         return self.poll()
 
     def close(self) -> None:
-        """Drop the buffers; those of saves that have not ended stay, for the carrier."""
+        """Drop the buffers. Those of saves that have not ended stay, for the carrier, and so does the slot that holds
+        more than was published: the next attempt may begin from it."""
+        self._wait_for_record()
+        published = self._published.step if self._published is not None else -1
         for buffer in self._buffers:
-            if not buffer.held:
+            needed = buffer is self._whole and buffer.step > published
+            if not (buffer.held or needed):
                 buffer.renew(self._platform)
+        if self._crew is not None:
+            self._crew.close()
         with suppress(OSError):
             self._platform.rmdir(self._folder)  # refused while it holds anything
         self._client.close()
 
     # --- pieces of save ---
+
+    def _hear(self) -> None:
+        for outcome in self._client.outcomes():
+            self._settle(outcome)
+
+    def _holds(self, step: int) -> Buffer | None:
+        """The slot filled last, if it holds this step: no second copy is made."""
+        last = self._filled_last
+        return last if last is not None and last.step == step else None
+
+    def _copied(
+        self, step: int, layout: ImageLayout, tensors: Sequence[LocalTensor], meta: dict[str, Any]
+    ) -> Buffer | None:
+        """The state, copied into a free buffer; None: all are in use. Raises SaveFailed."""
+        self._wait_for_record()
+        buffer = self._free()
+        if buffer is None:
+            return None
+        try:
+            buffer.fill(self._platform, layout, tensors)
+        except OSError as error:
+            failure = _no_buffer(error, buffer.path, layout.bytes_total)
+            buffer.renew(self._platform)
+            raise failure from error
+        if self._crew is not None:
+            buffer.step, self._filled_last = step, buffer
+            slot = self._slot(step, layout, tensors, meta)
+            self._sealed = self._crew.start(partial(buffer.seal, self._platform, slot))
+        return buffer
+
+    def _slot(
+        self, step: int, layout: ImageLayout, tensors: Sequence[LocalTensor], meta: dict[str, Any]
+    ) -> Slot:
+        return Slot(
+            begin=self._nonce, attempt=self._attempt, step=step, writer=self._writer, bytes=layout.bytes_total,
+            tensors=tuple(dict.fromkeys(tensor.spec for tensor in tensors)), boxes=layout.boxes, about=_about(meta),
+        )
+
+    def _free(self) -> Buffer | None:
+        """A buffer that nobody needs: of several, that with the oldest state."""
+        free = [buffer for buffer in self._buffers if not buffer.held and buffer is not self._whole]
+        buffer = min(free, key=lambda buffer: buffer.step, default=None)
+        if buffer is not None and buffer.lent:
+            buffer.renew(self._platform)
+        return buffer
+
+    def _wait_for_record(self) -> None:
+        """Of the slot filled last. One that could not be written: the slot before stays the whole one."""
+        if self._sealed is None:
+            return
+        try:
+            self._sealed()
+            self._whole = self._filled_last
+        except OSError as error:
+            self.forgot += 1
+            self.skip_reason = f"the record of a slot cannot be written: {error}"
+        self._sealed = None
 
     def _known(self, step: int) -> int | None:
         """The ticket of a save of this step that is on its way; of one published already, ended once more at once."""
@@ -239,8 +290,7 @@ class Saver:
         return {
             "id": self._ticket, "attempt": self._attempt, "step": step, "writer": self._writer, "buffer": buffer.path,
             "bytes": layout.bytes_total,
-            **{key: meta[key] for key in _OWN_PLACE if key in meta},
-            "meta": {key: value for key, value in meta.items() if key not in _OWN_PLACE}, **self._tables,
+            **_about(meta), **self._tables,
         }
 
     def _offer(self, message: dict[str, Any], buffer: Buffer) -> bool:
@@ -249,9 +299,16 @@ class Saver:
                 return True
             self._skip("the carrier is busy with earlier saves")
         except CarrierLost as error:
-            buffer.renew(self._platform)  # it may have accepted without our hearing of it
+            self._leave(buffer)  # it may have accepted without our hearing of it
             self._skip(error.what)
         return False
+
+    def _leave(self, buffer: Buffer) -> None:
+        """To a carrier that may read on; what a restart would take stays where it is, and is not filled again."""
+        if self._crew is None:
+            buffer.renew(self._platform)
+        else:
+            buffer.lent = True
 
     def _skip(self, reason: str) -> None:
         self.skipped += 1
@@ -271,7 +328,7 @@ class Saver:
         pending.buffer.held = False
         published = outcome.get("ok") is True
         if not published and outcome.get("ok") is None:
-            pending.buffer.renew(self._platform)  # no outcome of the carrier's own: it was lost, and may read on
+            self._leave(pending.buffer)  # no outcome of the carrier's own: it was lost, and may read on
         error = None if published else dict(outcome.get("error") or {})
         result = _result(
             outcome["id"], pending, int(outcome.get("commit") or 0), float(outcome.get("write_s") or 0.0), error
@@ -288,42 +345,10 @@ class Saver:
         ).as_dict()
 
 
-def choose_buffer_folder(
-    platform: Platform, run_folder: str, image_bytes: int, writer: str | None = None
-) -> BufferFolder:
-    """Where this run's buffers lie: in memory if two images take at most half of what is free, else beside the run.
-
-    What dead attempts of `writer` left in either place goes first: it is no reason to find too little room. A folder in
-    memory must be ours alone: anybody may make names there.
-    """
-    name = hashlib.sha256(os.path.realpath(run_folder).encode()).hexdigest()[:16]
-    folder, beside = f"{MEMORY_FOLDER}/packtrain-{os.getuid()}-{name}", f"{run_folder}/buffers"
-    if writer is not None:
-        for candidate in (folder, beside):
-            with suppress(OSError):
-                _drop_left_behind(platform, candidate, writer)
-    try:
-        free = platform.free_bytes(MEMORY_FOLDER)
-        if BUFFERS * image_bytes > MEMORY_SHARE_MAX * free:
-            need = f"{BUFFERS} x {bytes_text(image_bytes)}"
-            why = f"{need} is over half of the {bytes_text(free)} free in {MEMORY_FOLDER}"
-        else:
-            platform.mkdir(folder, 0o700)
-            found = os.lstat(folder)
-            if found.st_uid == os.getuid() and found.st_mode == 0o040700:
-                return BufferFolder(folder)
-            why = f"{folder} is not a folder of this user alone"
-    except OSError as error:
-        why = f"{MEMORY_FOLDER} cannot be used: {error}"
-    return BufferFolder(beside, f"save buffers are on the run's own disk: {why}")
-
-
-def _drop_left_behind(platform: Platform, folder: str, writer: str) -> None:
-    """Buffers of this writer's earlier attempts: what still reads them can publish nothing any more."""
-    for name in platform.listdir(folder):
-        if name.startswith(f"{writer}.a"):
-            with suppress(OSError):
-                platform.unlink(f"{folder}/{name}")
+def _about(meta: dict[str, Any]) -> dict[str, Any]:
+    """As a manifest has it."""
+    rest = {key: value for key, value in meta.items() if key not in _OWN_PLACE}
+    return {**{key: meta[key] for key in _OWN_PLACE if key in meta}, "meta": rest}
 
 
 def _result(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from packtrain.cli import extras, folders
 from packtrain.core.errors import PacktrainError
+from packtrain.core.memory import container_left, left_for, machine_left
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.stores import Store
 from packtrain.core.units import GIB, bytes_text
@@ -83,21 +84,15 @@ def cores_quota(text: str) -> float | None:
 
 
 def memory(platform: Platform) -> Finding:
-    free, limit = _available(platform), _text(platform, "/sys/fs/cgroup/memory.max").strip()
+    free, left = machine_left(platform), container_left(platform)
+    if free is None:
+        raise ValueError("/proc/meminfo does not say what is available")
     found = f"{bytes_text(free)} free"
-    if limit.isdigit():
-        left = int(limit) - int(_text(platform, "/sys/fs/cgroup/memory.current").strip() or 0)
+    if left is not None:
         found, free = f"{found}, {bytes_text(left)} left to the container", min(free, left)
     return Finding(OK, "memory", found) if free >= 4 * GIB else Finding(
         WARN, "memory", found, "first-light needs about 4 GiB; end other programs or set model.layers lower"
     )
-
-
-def _available(platform: Platform) -> int:
-    for line in _text(platform, "/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError("/proc/meminfo does not say what is available")
 
 
 def _text(platform: Platform, path: str) -> str:
@@ -114,13 +109,19 @@ def disk(platform: Platform) -> Finding:
 
 
 def shared_memory(platform: Platform) -> Finding:
-    """Where saves are handed to the carrier without touching a disk."""
+    """Where saves are handed to the carrier without touching a disk, and copies are kept for a restart."""
     if not platform.exists("/dev/shm"):
         return Finding(WARN, "shared memory", "no /dev/shm", "saves are buffered in the run folder instead: slower")
-    free = platform.free_bytes("/dev/shm")
-    found = f"{bytes_text(free)} free in /dev/shm"
+    from packtrain.checkpoint.slots import BUFFERS, MEMORY_SHARE_MAX, SLOTS
+
+    free, left = platform.free_bytes("/dev/shm"), left_for(platform, "/dev/shm")
+    budget = MEMORY_SHARE_MAX * left.bytes
+    found = (
+        f"{bytes_text(left.bytes)} {left.where}: a state up to {bytes_text(budget / SLOTS)} is also kept in memory, up "
+        f"to {bytes_text(budget / BUFFERS)} it is saved through it"
+    )
     return Finding(OK, "shared memory", found) if free >= GIB // 2 else Finding(
-        WARN, "shared memory", found, "saves larger than half of it are buffered on disk; docker: --shm-size=2g"
+        WARN, "shared memory", found, "larger states are buffered on disk; docker: --shm-size=2g"
     )
 
 

@@ -60,6 +60,7 @@ class Progress:
             self.recent.append(record)
             self.trained_s += record.seconds
             self.facts.steps = self.facts.steps[-1:]  # a display needs the last one; the report reads them all
+            self.facts.remembered.clear()
         elif isinstance(record, AttemptBegan):
             self.recent.clear()
         elif isinstance(record, SaveDone) and record.commit:

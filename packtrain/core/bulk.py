@@ -1,4 +1,4 @@
-"""Writing what is large: past the page cache, and by several threads.
+"""Writing what is large: past the page cache, by several threads, or into memory that is a file.
 
 Direct writes (O_DIRECT) leave the page cache to the training job and tell at once when a disk is full or dead. Where a
 file system refuses them the same bytes go through the cache.
@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 LOOK_S = 0.5
 """How often a thread that waits for work to end wakes."""
@@ -94,6 +94,33 @@ def _write_all(fd: int, offset: int, data: memoryview, stop_at: int | None = Non
                 raise
             break
     return done
+
+
+class Mapped(ABC):
+    """A file in memory that is written in place and outlives whoever writes it."""
+
+    buffer: Any
+    """Writable, as long as the file."""
+
+    @abstractmethod
+    def filled(self, start: int, stop: int) -> None:
+        """Called after bytes [start, stop) were written into `buffer`: from here on they are the file's."""
+
+
+class MappedFile(Mapped):
+    """Mapped with mmap. Its pages are reserved when it is made: a full tmpfs is an error then, not a SIGBUS later."""
+
+    def __init__(self, path: str, size: int) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, size)
+            self.buffer = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+
+    def filled(self, start: int, stop: int) -> None:
+        return None
 
 
 def aligned(size: int) -> memoryview:

@@ -6,7 +6,8 @@ program may use one part and leave the rest. What the supervisor puts into the e
     variable              example               meaning
     PACKTRAIN_RUN         /data/runs/small      run folder; absent when the program is run by hand
     PACKTRAIN_ATTEMPT     7                     number of this start of all workers
-    PACKTRAIN_RESTORE     41:9f86d08...         commit and digest to restore, chosen once for all ranks; or
+    PACKTRAIN_RESTORE     41:9f86d08...         commit and digest to restore, chosen once for all ranks (a save; or the
+                                                attempt's own `begin`, for what a program itself put into memory); or
     PACKTRAIN_FRESH       1                     start from nothing; `restore()` refuses when neither or both are set
     PACKTRAIN_CARRIER     /run/pt/carrier       unix stream of the process that carries checkpoints away
     PACKTRAIN_SOCKET      /run/pt/beats         unix datagram socket of the local agent, for beats
@@ -84,7 +85,8 @@ def boot_ns() -> int:
 
 
 class Restore(NamedTuple):
-    """What to restore: the number of a commit and the digest of its manifest."""
+    """What to restore: the number of a save and the digest of its manifest, or of a `begin` and that of its `memory`.
+    """
 
     commit: int
     digest: str

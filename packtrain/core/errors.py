@@ -175,6 +175,12 @@ class CheckpointDamaged(AgainError):
     name = "checkpoint.damaged"
 
 
+class SlotDamaged(AgainError):
+    """What an attempt began from in memory is gone or has changed; saves on disk are not concerned."""
+
+    name = "checkpoint.slot_damaged"
+
+
 class CheckpointUnreadable(AgainError):
     """The disk refuses to be read just now; that says nothing about the checkpoint on it."""
 

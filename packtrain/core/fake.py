@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from packtrain.core.bulk import Crew, Image
+from packtrain.core.bulk import Crew, Image, Mapped
 from packtrain.core.fake_disk import (
     WALL_START_S,
     DirNode,
@@ -283,6 +283,14 @@ class FakePlatform(Platform):
     def create_image(self, path: str, size: int, mode: int = 0o644) -> Image:
         return _FakeImage(_FakeFile(self, self.step("create", path, lambda: self.disk.create(path)), path))
 
+    def map_file(self, path: str, size: int) -> Mapped:
+        def make() -> Mapped:
+            node = self.disk.find_file(path) if self._look(path) is not None else self.disk.create(path)
+            self.disk.resize(node, size, path)
+            return _FakeMapped(self, node, path)
+
+        return self.step("map_file", path, make)
+
     def crew(self, threads: int) -> Crew:
         return _FakeCrew()
 
@@ -312,6 +320,10 @@ class FakePlatform(Platform):
 
     def is_dir(self, path: str) -> bool:
         return self.step("is_dir", path, lambda: isinstance(self._look(path), DirNode))
+
+    def is_private(self, path: str) -> bool:
+        """Modes and owners are not kept: any folder is."""
+        return self.step("is_private", path, lambda: isinstance(self.disk.find(path), DirNode))
 
     def _look(self, path: str) -> FileNode | DirNode | None:
         try:
@@ -503,6 +515,21 @@ class _FakeImage(Image):
 
     def close(self) -> None:
         self._file.close()
+
+
+class _FakeMapped(Mapped):
+    """What was written into `buffer` is in the file once `filled` was told of it, or a first part of it."""
+
+    def __init__(self, platform: FakePlatform, node: FileNode, path: str) -> None:
+        self._platform, self._node, self._path = platform, node, path
+        self.buffer = bytearray(node.data)
+
+    def filled(self, start: int, stop: int) -> None:
+        def put(end: int = stop) -> None:
+            self._node.data[start:end] = self.buffer[start:end]
+            self._node.modified_ns = self._platform.disk.clock.now_ns
+
+        self._platform.step("filled", self._path, put, lambda share: put(start + int((stop - start) * share)))
 
 
 class _FakeCrew(Crew):

@@ -353,6 +353,15 @@ class FakeDisk:
         node.synced = 0
         node.modified_ns = self.clock.now_ns
 
+    def resize(self, node: FileNode, size: int, path: str) -> None:
+        """Longer by zeros, which take room at once, or shorter."""
+        more = size - len(node.data)
+        if more > self.capacity_bytes - self.used_bytes:
+            raise os_error(errno.ENOSPC, path)
+        node.data[size:] = bytes(max(0, more))
+        node.synced = min(node.synced, size)
+        self.used_bytes += more if node.links else 0
+
     # --- later, and the end of the world ---
 
     def defer(self, operations: int, do: Callable[[], object]) -> None:

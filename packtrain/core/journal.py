@@ -26,7 +26,7 @@ import google_crc32c
 import msgspec
 
 from packtrain.core.platform import File, Platform
-from packtrain.core.records import AnyRecord, Record, RecordsLost, SegmentBegan, StepDone
+from packtrain.core.records import AnyRecord, MemorySaved, Record, RecordsLost, SegmentBegan, StepDone
 from packtrain.core.units import MIB, NS
 
 SEGMENT_BYTES = 16 * MIB
@@ -36,7 +36,7 @@ METRICS_NS = NS
 """A metrics record is flushed by the first write that comes this long after the last flush."""
 RETRY_NS = NS
 """While the disk is away only a durable record, `flush` or this much time makes the writer try again."""
-METRICS = (StepDone,)
+METRICS = (StepDone, MemorySaved)
 CLAIMS_MAX = 1000
 """Incarnation numbers tried in a row before the folder is taken for broken."""
 

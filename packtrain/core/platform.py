@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from packtrain.core.bulk import Crew, DirectImage, Image, Threads
+from packtrain.core.bulk import Crew, DirectImage, Image, Mapped, MappedFile, Threads
 
 NODE_CHARS_MAX = 64
 SOCKET_PATH_BYTES_MAX = 107
@@ -111,6 +111,11 @@ class Platform(ABC):
         """Create a large file that must not exist, to be written past the cache; EEXIST otherwise."""
 
     @abstractmethod
+    def map_file(self, path: str, size: int) -> Mapped:
+        """A file of `size` bytes, at least 1, to be written in place: made where it is not there, for its owner alone.
+        """
+
+    @abstractmethod
     def crew(self, threads: int) -> Crew: ...
 
     @abstractmethod
@@ -130,6 +135,10 @@ class Platform(ABC):
     @abstractmethod
     def is_dir(self, path: str) -> bool:
         """False also on ENOENT/ENOTDIR; any other error is raised."""
+
+    @abstractmethod
+    def is_private(self, path: str) -> bool:
+        """Whether it is a folder, no link to one, that belongs to this user and that nobody else may enter."""
 
     @abstractmethod
     def listdir(self, path: str) -> list[str]:
@@ -311,6 +320,9 @@ class LocalPlatform(Platform):
     def create_image(self, path: str, size: int, mode: int = 0o644) -> Image:
         return DirectImage(path, size, mode)
 
+    def map_file(self, path: str, size: int) -> Mapped:
+        return MappedFile(path, size)
+
     def crew(self, threads: int) -> Crew:
         return Threads(threads)
 
@@ -342,6 +354,10 @@ class LocalPlatform(Platform):
             return stat.S_ISDIR(os.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
+
+    def is_private(self, path: str) -> bool:
+        found = os.lstat(path)
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
 
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))

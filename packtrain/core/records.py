@@ -50,6 +50,8 @@ class AttemptBegan(Record, tag="attempt_began"):
     parent: int
     restore_step: int
     """Step restored from; -1 when fresh."""
+    note: str = ""
+    """Where that lies when it is not on disk, or why it does not come from memory, in words; empty: nothing to say."""
 
 
 class AttemptEnded(Record, tag="attempt_ended"):
@@ -206,6 +208,14 @@ class BroughtBack(Record, tag="brought_back"):
     seconds: float
 
 
+class MemorySaved(Record, tag="memory_save"):
+    """The state was copied into memory (class: metrics). `bytes` 0: skipped, no slot was free or there was no room."""
+
+    step: int
+    bytes: int
+    stall_s: float
+
+
 class IntervalChosen(Record, tag="interval"):
     """With `checkpoint.every_s = "auto"`: from now on so long from one save to the next, and why, in words."""
 
@@ -224,5 +234,5 @@ AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
-    | MirrorDone | BroughtBack | IntervalChosen | TrainingDone
+    | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | TrainingDone
 )

@@ -19,6 +19,7 @@ from packtrain.core.records import (
     EvalDone,
     GuardVerdict,
     IntervalChosen,
+    MemorySaved,
     MirrorDone,
     OrderGiven,
     PhaseTotals,
@@ -40,6 +41,8 @@ class Attempt:
 
     attempt: int
     restore_step: int
+    note: str
+    """Where that came from, where it is worth saying."""
     boot: str
     began_ns: int
     last_ns: int
@@ -79,6 +82,7 @@ class Facts:
     samples: list[SampleDone] = field(default_factory=list)
     profiles: list[ProfileDone] = field(default_factory=list)
     saves: list[SaveDone] = field(default_factory=list)
+    remembered: list[MemorySaved] = field(default_factory=list)
     interval: IntervalChosen | None = None
     """The last one of an interval that is chosen, not given."""
     orders: list[OrderGiven] = field(default_factory=list)
@@ -94,7 +98,9 @@ class Facts:
     def take(self, entry: Entry) -> None:
         record = entry.record
         if isinstance(record, AttemptBegan):
-            self.attempts.append(Attempt(record.attempt, record.restore_step, entry.boot, entry.ns, entry.ns))
+            self.attempts.append(
+                Attempt(record.attempt, record.restore_step, record.note, entry.boot, entry.ns, entry.ns)
+            )
             if self.done is not None and self._is_over(self.done):
                 self.done = None
         attempt = self.attempts[-1] if self.attempts else None
@@ -128,6 +134,8 @@ class Facts:
                 self.samples.append(record)
             case ProfileDone():
                 self.profiles.append(record)
+            case MemorySaved():
+                self.remembered.append(record)
             case SaveDone():
                 self.saves.append(record)
             case IntervalChosen():

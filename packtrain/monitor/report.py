@@ -237,7 +237,11 @@ def profile(record: ProfileDone) -> list[str]:
 def _attempts(facts: Facts) -> list[str]:
     if not facts.attempts:
         return []
-    return ["attempts", *(f"  {_attempt(one, one is facts.attempts[-1])}" for one in facts.attempts)]
+    lines = ["attempts"]
+    for one in facts.attempts:
+        lines.append(f"  {_attempt(one, one is facts.attempts[-1])}")
+        lines += [f"       {_line(one.note)}"] if one.note else []
+    return lines
 
 
 def _attempt(attempt: Attempt, last: bool) -> str:
@@ -267,7 +271,7 @@ def _seconds(facts: Facts) -> list[str]:
 
 def _saves(facts: Facts) -> list[str]:
     if not facts.saves:
-        return ["saves", "  none"]
+        return ["saves", "  none", *_remembered(facts)]
     published, failed = facts.published(), len(facts.saves) - len(facts.published())
     lines = [f"  {len(published)} published, {failed} failed"]
     if published:
@@ -276,12 +280,25 @@ def _saves(facts: Facts) -> list[str]:
         write_s = statistics.median(save.write_s for save in published)
         lines.append(f"  last: step {last.step}, commit {last.commit}, {bytes_text(last.bytes)}")
         lines.append(f"  medians: the loop waited {stall_s:.3f} s, written in {write_s:.2f} s")
+    lines += _remembered(facts)
     if facts.interval is not None:
         lines.append(f"  every {duration_text(facts.interval.every_s)}: {_line(facts.interval.reason)}")
     purged = sum(record.action == "purge" for record in facts.retained)
     if purged:
         lines.append(f"  {counted(purged, 'older one')} purged")
     return ["saves", *lines]
+
+
+def _remembered(facts: Facts) -> list[str]:
+    """Of the copies in memory."""
+    copies = [copy for copy in facts.remembered if copy.bytes]
+    if not facts.remembered:
+        return []
+    told = f"{len(copies)} in memory, {len(facts.remembered) - len(copies)} skipped"
+    if copies:
+        stall_s = statistics.median(copy.stall_s for copy in copies)
+        told += f"; median: the loop waited {stall_s:.3f} s for {bytes_text(copies[-1].bytes)}"
+    return [f"  {told}"]
 
 
 def _trouble(facts: Facts) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from packtrain.checkpoint import slots
 from packtrain.checkpoint.asked import wished
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig
@@ -333,8 +334,8 @@ class Foreground:
 
     def _do(self, action: one_node.Action) -> None:
         match action:
-            case one_node.Begin(back=back):
-                self._begin(back)
+            case one_node.Begin():
+                self._begin(action)
             case one_node.StartCarrier():
                 self._start_carrier()
             case one_node.OrderStop(reason):
@@ -349,33 +350,43 @@ class Foreground:
             case one_node.Finish():
                 self._finish = action
 
-    def _begin(self, back: int) -> None:
+    def _begin(self, action: one_node.Begin) -> None:
         """Raises RunUnusable when the folder refuses what an attempt needs."""
         try:
-            self._commit_and_start(back)
+            self._commit_and_start(action)
         except OSError as error:
             raise unusable("an attempt cannot begin", error, self._job.run_folder) from error
 
-    def _commit_and_start(self, back: int) -> None:
+    def _commit_and_start(self, action: one_node.Begin) -> None:
         """In this order: from the commit on no earlier attempt can publish, whatever is still alive of it."""
         platform, job = self._platform, self._job
-        parent = self._further_back(back) if back else self._asked_for()
-        begin = self._log.begin(parent, writers=(WRITER,), node=platform.node())
+        parent = self._further_back(action.back) if action.back else self._asked_for()
+        found = self._in_memory() if action.memory and not action.back and parent is None else slots.Found()
+        begin = self._log.begin(parent, writers=(WRITER,), node=platform.node(), memory=found.memory)
         restored = self._log.restore_point()
         logs = f"{job.run_folder}/logs/{begin.attempt:04d}"
         platform.mkdir(logs)
         platform.write_replacing(self._control_path, order_bytes(NO_ORDER))
         self._journal.write(AttemptBegan(
             attempt=begin.attempt, commit=begin.number, parent=begin.parent,
-            restore_step=restored.step if restored else -1,
+            restore_step=begin.step, note=found.note,
         ), durable=True)
+        if found.note:
+            self._view.say(found.note)
         carrier = self._spawn_carrier(begin)
-        if restored is not None:
+        if restored is not None and begin.memory is None:
             self._mirrors.until_back(restored, carrier)
         worker = platform.spawn(job.worker, self._worker_env(begin, restored), log_path=f"{logs}/0.log")
         self._attempt = Attempt(begin, worker, carrier, f"{logs}/0.log")
         rolled_back_to = restored.step if parent is not None and restored is not None else None
-        self._happened(one_node.Began(ns=platform.boot_ns(), step=rolled_back_to))
+        held = begin.memory[1] if begin.memory is not None else -1
+        self._happened(one_node.Began(ns=platform.boot_ns(), step=rolled_back_to, held=held))
+
+    def _in_memory(self) -> slots.Found:
+        """What the last attempt left there, if this run keeps anything there."""
+        if not self._job.checkpoint.memory_every_steps:
+            return slots.Found()
+        return slots.look(self._platform, self._job.run_folder, self._log)
 
     def _asked_for(self) -> int | None:
         """Number of the save that a person asked the next attempt to begin from; None: nobody did."""
@@ -399,10 +410,12 @@ class Foreground:
         return None
 
     def _worker_env(self, begin: Commit, restored: Commit | None) -> dict[str, str]:
+        restore = Restore(restored.number, restored.digest) if restored else None
+        if begin.memory is not None:
+            restore = Restore(begin.number, begin.memory[2])
         failed, ns = failures([one for one in self._past.attempts if one.attempt < begin.attempt])
         place = Place(
-            run=self._job.run_folder, attempt=begin.attempt, fresh=restored is None,
-            restore=Restore(restored.number, restored.digest) if restored else None,
+            run=self._job.run_folder, attempt=begin.attempt, fresh=restore is None, restore=restore,
             carrier=self._carrier_path, socket=self._beats.path, control=self._control_path,
             grace_s=self._job.supervise.grace_s, node=begin.node, failures=failed, node_minutes=round(ns / (60 * NS)),
         )

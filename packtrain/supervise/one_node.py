@@ -8,6 +8,7 @@ The policy of the foreground. An attempt is one worker with one carrier beside i
     worker exits 75 otherwise           begin another attempt at once
     worker exits 75 because a newer attempt began          stop: another command has this run
     its checkpoint is damaged           once more from the same, then from the save before it, and further back
+    its slot in memory is damaged       another attempt at once, from disk
     the disk refuses its checkpoint     another attempt from the same, later and later; then stop
     the guard asks to go back           another attempt from the save before
     worker exits 78                     stop, and never begin again: a configuration does not heal
@@ -39,6 +40,7 @@ from packtrain.core.errors import (
     NoProgress,
     PacktrainError,
     SaveFailed,
+    SlotDamaged,
     StoppedOnRequest,
     WorkerCrashed,
     WorkerRefused,
@@ -55,6 +57,8 @@ PAUSE_S_MAX = 30
 UNREADABLE_MAX = 8
 """Attempts at a checkpoint that the disk refuses: their pauses make about a minute and a half."""
 ROLLBACKS_MAX = 3
+MEMORY_TRIES = 2
+"""Attempts in a row without a new step after which memory is distrusted: the next one begins from disk."""
 UNHURRIED = ("init", "compile", "restore", "save", "eval", "pause")
 """Phases in which no step is due."""
 
@@ -75,6 +79,8 @@ class Began:
 
     ns: int
     step: int | None = None
+    held: int = -1
+    """A step it takes from memory: completed before, whoever heard of it."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +129,12 @@ Event = Opened | Began | Heard | Asked | WorkerEnded | CarrierGone | Tick
 
 @dataclass(frozen=True)
 class Begin:
-    """Commit a new attempt and start its processes. `back`: saves to go back from the one the log leads to."""
+    """Commit a new attempt and start its processes. `back`: saves to go back from the one the log leads to. `memory`:
+    it may begin from what is held in memory, where that is newer."""
 
     reason: str
     back: int = 0
+    memory: bool = True
 
 
 @dataclass(frozen=True)
@@ -241,7 +249,8 @@ def _began(state: State, event: Began) -> State:
     ns = event.ns
     return replace(
         state, running=True, attempt_step=-1, killed="", kill_at_ns=0, looked_ns=ns, carrier_began_ns=ns,
-        best_step=state.best_step if event.step is None else event.step,
+        best_step=max(state.best_step, event.held) if event.step is None else event.step,
+        highest_step=max(state.highest_step, event.held),
         overdue_ns=ns + round(FIRST_BEAT_FACTOR * state.config.beat_overdue_s * NS),
         carrier_again_ns=0, carrier_failures=0, begin_ns=0, stalled_ns=0,
     )
@@ -326,7 +335,7 @@ def _carrier_gone(state: State, event: CarrierGone) -> Step:
 
 
 NOT_RESTORED = (CheckpointDamaged.name, CheckpointUnreadable.name)
-NO_FRUIT_DUE = (*NOT_RESTORED, GuardRollback.name)
+NO_FRUIT_DUE = (*NOT_RESTORED, GuardRollback.name, SlotDamaged.name)
 """Ends that have bounds of their own and say nothing about progress."""
 
 
@@ -398,7 +407,8 @@ def _another(state: State, event: WorkerEnded, reason: str) -> Step:
     if _error_name(event) == CheckpointUnreadable.name:
         return replace(state, begin_ns=event.ns + _pause_s(state.unreadable) * NS), [warn]
     if not asked_back and state.damaged < 2:
-        return state, [warn, Begin(reason=reason)]
+        memory = _error_name(event) != SlotDamaged.name and state.fruitless < MEMORY_TRIES
+        return state, [warn, Begin(reason=reason, memory=memory)]
     if state.rollbacks < ROLLBACKS_MAX:
         return replace(state, rollbacks=state.rollbacks + 1), [warn, Begin(reason=reason, back=1)]
     error = NoProgress(

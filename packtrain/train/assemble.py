@@ -13,10 +13,12 @@ import msgspec
 from jax.sharding import Mesh
 
 import packtrain
+from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.interop import hf
 from packtrain.checkpoint.interval import History
-from packtrain.checkpoint.reader import Checkpoint, open_restore
-from packtrain.checkpoint.saver import Saver, choose_buffer_folder
+from packtrain.checkpoint.reader import Checkpoint, restoring
+from packtrain.checkpoint.saver import Saver
+from packtrain.checkpoint.slots import BufferFolder, choose_buffer_folder
 from packtrain.core.contract import CarrierClient, Control, Place
 from packtrain.core.errors import Contradiction, TokenizerMismatch
 from packtrain.core.platform import Platform
@@ -112,7 +114,7 @@ def _step(desk: Desk, mesh: Mesh) -> tuple[Step, Profiler | None]:
 
 
 def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tuple[int, int]]:
-    """State, where its lineage stands, and the (step, commit) it came from."""
+    """State, where its lineage stands, and the (step, commit) it came from; (-1, 0): from nothing on disk."""
     spec, restore = desk.spec, desk.place.restore
     if restore is None:
         state = init_state(spec.model, spec.optim, spec.seed, mesh)
@@ -123,11 +125,12 @@ def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tup
                 state = state._replace(params=())  # what was drawn gives room to what is read
                 state = state._replace(params=import_params(weights, spec, mesh))
         return state, Standing(), (-1, 0)
-    with desk.beats.during("restore"):
-        checkpoint = open_restore(desk.platform, desk.place.run, restore.commit, restore.digest)
+    found = restoring(desk.platform, desk.place.run, restore.commit, restore.digest)
+    with desk.beats.during("restore"), found as checkpoint:
         check_lineage(checkpoint, facts_of(spec, loader, desk.platform))
         state = restore_state(checkpoint, spec, mesh)
-    return state, Standing.of(checkpoint.manifest), (checkpoint.manifest.step, restore.commit)
+    published = (checkpoint.manifest.step, restore.commit) if checkpoint.published else (-1, 0)
+    return state, Standing.of(checkpoint.manifest), published
 
 
 def _world_peak(desk: Desk, precision: str) -> float:
@@ -162,15 +165,35 @@ def check_lineage(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
 
 def _saver(desk: Desk, image_bytes: int) -> Saver:
     place, writer = desk.place, writer_name(desk.place.rank)
-    where = choose_buffer_folder(desk.platform, place.run, image_bytes, writer)
+    begun = _wants_memory(desk)
+    where = choose_buffer_folder(desk.platform, place.run, image_bytes, writer, begun)
+    _tell_room(desk, where)
+    return Saver(
+        desk.platform, where, CarrierClient(place.carrier), place.attempt, writer, desk.spec.checkpoint.deadline_s,
+        begun,
+    )
+
+
+def _tell_room(desk: Desk, where: BufferFolder) -> None:
+    """Warnings, where memory has too little."""
     if where.fallback:
         desk.journal.write(warning({
             "name": "checkpoint.buffers_on_disk", "what": where.fallback, "where": where.path,
             "fix": "give the machine's memory file system more room; saves are slower until then",
         }))
-    return Saver(
-        desk.platform, where, CarrierClient(place.carrier), place.attempt, writer, desk.spec.checkpoint.deadline_s
-    )
+    elif where.no_slots:
+        desk.journal.write(warning({
+            "name": "checkpoint.no_memory_tier", "what": where.no_slots, "where": where.path,
+            "fix": "make room there, or set checkpoint.memory_every_steps to 0; restarts begin from disk until then",
+        }))
+
+
+def _wants_memory(desk: Desk) -> Commit | None:
+    """The record of this attempt, under which it keeps copies in memory; None: it keeps none."""
+    if not desk.spec.checkpoint.memory_every_steps:
+        return None
+    begun = CommitLog(desk.platform, f"{desk.place.run}/commits").begun()
+    return begun if begun is not None and begun.attempt == desk.place.attempt else None
 
 
 def code_hash(platform: Platform) -> str:

@@ -167,15 +167,21 @@ class Loop:
         return any(first <= self.index < first + count for first, count in self.windows)
 
     def _keep_cadence(self) -> None:
-        """What the step number alone decides. A rerun found while settling comes by here again."""
+        """What the step number alone decides. A rerun found while settling comes by here again.
+
+        All ranks settle where one may copy into memory, room or not: a rerun must come to all at the same call.
+        """
         step, spec = self.index, self.parts.spec
         evaluate = _divides(spec.train.eval_every_steps, step)
         save = _divides(spec.checkpoint.every_steps, step)
-        if step >= self.end or not (evaluate or save):
+        remember = _divides(spec.checkpoint.memory_every_steps, step)
+        if step >= self.end or not (evaluate or save or remember):
             return
         self._settle()
         if self.index != step:
             return
+        if remember:
+            self._remember()
         if evaluate:
             self._evaluate()
         if save:
@@ -359,6 +365,10 @@ class Loop:
     def _save(self) -> None:
         with self._aside("save"):
             self.parts.saves.begin(self.state, self._standing())
+
+    def _remember(self) -> None:
+        with self._aside("save"):
+            self.parts.saves.remember(self.state, self._standing())
 
     def _save_last(self, deadline_s: float) -> int:
         """Waits for the commit of this step. 0: no batch was consumed yet. Raises SaveFailed at the deadline."""

@@ -23,7 +23,7 @@ from packtrain.checkpoint.saver import SaveResult
 from packtrain.core.errors import CommitStale, SaveFailed, WrongModel
 from packtrain.core.journal import Journal
 from packtrain.core.platform import Platform
-from packtrain.core.records import ErrorSeen, SaveDone
+from packtrain.core.records import ErrorSeen, MemorySaved, SaveDone
 from packtrain.core.units import NS, duration_text
 from packtrain.train.axes import ParamSpec
 from packtrain.train.model import Tree, name_of, param_specs
@@ -73,6 +73,9 @@ class Offering(Protocol):
 
     skip_reason: str
 
+    @property
+    def remembers(self) -> bool: ...
+    def remember(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> float | None: ...
     def save(
         self, step: int, tensors: list[LocalTensor], meta: dict[str, Any], deadline_s: float | None = None
     ) -> int | None: ...
@@ -215,10 +218,24 @@ class Saves:
         self.began_ns = self._platform.boot_ns()
         if self.published[0] == standing.index:
             return
-        guard = {name: float(value) for name, value in jax.device_get(state.guard)._asdict().items()}
-        meta = self._facts | standing.meta() | {"guard": guard}
-        if self._saver.save(standing.index, local_tensors(state, self._specs), meta, deadline_s) is None:
+        tensors = local_tensors(state, self._specs)
+        if self._saver.save(standing.index, tensors, self._meta(state, standing), deadline_s) is None:
             self._skipped(standing.index)
+
+    def remember(self, state: State, standing: Standing) -> None:
+        """Copy the state into memory, where there is a tier for that; one that finds no room is counted."""
+        if not self._saver.remembers:
+            return
+        tensors = local_tensors(state, self._specs)
+        stall_s = self._saver.remember(standing.index, tensors, self._meta(state, standing))
+        if self._speaks:
+            size = sum(tensor.array.nbytes for tensor in tensors)
+            copied, took_s = (0, 0.0) if stall_s is None else (size, stall_s)
+            self._journal.write(MemorySaved(step=standing.index, bytes=copied, stall_s=took_s))
+
+    def _meta(self, state: State, standing: Standing) -> dict[str, Any]:
+        guard = {name: float(value) for name, value in jax.device_get(state.guard)._asdict().items()}
+        return self._facts | standing.meta() | {"guard": guard}
 
     def poll(self) -> None:
         """Say how saves ended. Raises CommitStale: a newer attempt began, so this one stops at once."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from packtrain.checkpoint.asked import next_restored, wished
 from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.slots import Found, look
 from packtrain.core import contract
 from packtrain.core.contract import Beats, Place, Restore
 from packtrain.core.errors import Contradiction, NeitherRestoreNorFresh
@@ -56,14 +57,16 @@ class Seat:
 
 
 @contextmanager
-def seated(platform: Platform, env: Mapping[str, str], run: str, fresh: bool) -> Iterator[Seat]:
-    """The place to train from.
+def seated(
+    platform: Platform, env: Mapping[str, str], run: str, fresh: bool, memory: bool = False
+) -> Iterator[Seat]:
+    """The place to train from. `memory`: by hand, it may begin from what the last attempt left in memory.
 
     Raises NeitherRestoreNorFresh, BadValue, Contradiction, RunHeld and errors of the commit log.
     """
     place = Place.from_env(env)
     if not place.run:
-        with _by_hand(platform, env, place, os.path.abspath(run), fresh) as own:
+        with _by_hand(platform, env, place, os.path.abspath(run), fresh, memory) as own:
             yield own
         return
     contract.restore(env)
@@ -81,14 +84,16 @@ def seated(platform: Platform, env: Mapping[str, str], run: str, fresh: bool) ->
 
 
 @contextmanager
-def _by_hand(platform: Platform, env: Mapping[str, str], place: Place, run: str, fresh: bool) -> Iterator[Seat]:
+def _by_hand(
+    platform: Platform, env: Mapping[str, str], place: Place, run: str, fresh: bool, memory: bool
+) -> Iterator[Seat]:
     if place.world_size > 1:
         raise Contradiction(
             f"by hand there is one process, and {contract.WORLD_SIZE} is {place.world_size}", where="environment",
             fix="start several through `packtrain train`, or unset RANK and WORLD_SIZE",
         )
     with _held(platform, run):
-        begin, restore = _begin(platform, run, fresh)
+        begin, restore, note = _begin(platform, run, fresh, memory)
         folder = f"/tmp/packtrain-{platform.token()}"
         platform.mkdir(folder, 0o700)
         carrier = _start_carrier(platform, env, run, f"{folder}/carrier", begin)
@@ -98,7 +103,7 @@ def _by_hand(platform: Platform, env: Mapping[str, str], place: Place, run: str,
                 grace_s=place.grace_s, node=platform.node(),
             )
             yield Seat(own, AttemptBegan(
-                attempt=begin.attempt, commit=begin.number, parent=begin.parent, restore_step=begin.step
+                attempt=begin.attempt, commit=begin.number, parent=begin.parent, restore_step=begin.step, note=note,
             ))
         finally:
             _stop(carrier)
@@ -115,12 +120,13 @@ def _held(platform: Platform, run: str) -> Iterator[None]:
         lock.release()
 
 
-def _begin(platform: Platform, run: str, fresh: bool) -> tuple[Commit, Restore | None]:
-    """Commit an attempt of our own; from then on no earlier one can publish."""
+def _begin(platform: Platform, run: str, fresh: bool, memory: bool = False) -> tuple[Commit, Restore | None, str]:
+    """Commit an attempt of our own; from then on no earlier one can publish. What it restores, and a word on that."""
     log = CommitLog(platform, f"{run}/commits")
     log.probe()
     asked, point = wished(platform, run, log), next_restored(platform, run, log)
-    if point is None and not fresh:
+    found = look(platform, run, log) if memory and not fresh and asked is None else Found()
+    if point is None and found.memory is None and not fresh:
         raise NeitherRestoreNorFresh(
             "this run has published no checkpoint, and nothing starts from random by accident", where=run,
             fix="give --fresh to start it from nothing",
@@ -130,8 +136,10 @@ def _begin(platform: Platform, run: str, fresh: bool) -> tuple[Commit, Restore |
             f"--fresh was given, but this run has published step {point.step}", where=run,
             fix="leave out --fresh to go on from there, or make another run",
         )
-    begin = log.begin(asked.number if asked else None, (writer_name(0),), platform.node())
-    return begin, Restore(point.number, point.digest) if point else None
+    begin = log.begin(asked.number if asked else None, (writer_name(0),), platform.node(), memory=found.memory)
+    if found.memory is not None:
+        return begin, Restore(begin.number, found.memory[2]), found.note
+    return begin, Restore(point.number, point.digest) if point else None, found.note
 
 
 def _start_carrier(platform: Platform, env: Mapping[str, str], run: str, socket: str, begin: Commit) -> Process:

@@ -85,7 +85,11 @@ def _supervised(arguments: argparse.Namespace, env: Mapping[str, str], signals: 
 def _by_hand(arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals) -> int:
     platform = LocalPlatform()
     spec = load(platform, arguments.run)
-    with seated(platform, env, arguments.run, arguments.fresh) as seat, _journalled(platform, seat.place) as journal:
+    memory = spec.checkpoint.memory_every_steps > 0
+    with (
+        seated(platform, env, arguments.run, arguments.fresh, memory) as seat,
+        _journalled(platform, seat.place) as journal,
+    ):
         assert seat.began is not None, "by hand an attempt is begun here"
         journal.write(seat.began, durable=True)
         return _work(platform, seat.place, spec, journal, signals, arguments.profile)

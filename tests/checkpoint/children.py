@@ -8,6 +8,7 @@ Every child, and the server about its children, writes short lines `ID EVENT...`
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import selectors
@@ -20,6 +21,7 @@ from packtrain.checkpoint.carrier import open_carrier
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.checkpoint.saver import Saver
+from packtrain.checkpoint.slots import choose_buffer_folder
 from packtrain.core.bulk import Image
 from packtrain.core.contract import CarrierClient
 from packtrain.core.platform import File, LocalPlatform
@@ -142,6 +144,19 @@ def worker(spec: dict[str, Any], report: Report) -> None:
                 return
 
 
+def rememberer(spec: dict[str, Any], report: Report) -> None:
+    """Copies every step into memory until it is killed."""
+    platform = LocalPlatform()
+    begin = CommitLog(platform, f"{spec['run']}/commits").begun()
+    assert begin is not None
+    where = choose_buffer_folder(platform, spec["run"], 1 << 20, spec["writer"], begin)
+    saver = Saver(platform, where, CarrierClient(spec["socket"]), begin.attempt, spec["writer"], 30.0, begin)
+    for step in itertools.count(begin.step + 1):
+        pieces = big_state(begin.attempt, step, spec["writers"], spec["writer"])
+        report(f"fills {step}")
+        saver.remember(step, pieces, {"data_index": step})
+
+
 def _fork(spec: dict[str, Any], reports: int) -> int:
     pid = os.fork()
     if pid:
@@ -150,7 +165,7 @@ def _fork(spec: dict[str, Any], reports: int) -> int:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        {"worker": worker, "carrier": carrier}[spec["role"]](
+        {"worker": worker, "carrier": carrier, "rememberer": rememberer}[spec["role"]](
             spec, lambda event: os.write(reports, f"{spec['id']} {event}\n".encode())
         )
         status = 0

@@ -161,7 +161,7 @@ def test_a_wish_is_obeyed_once():
     asked.wish(platform, RUN, saves[0], log.head())
     assert asked.wished(platform, RUN, log_of(platform)) == saves[0]
     assert asked.next_restored(platform, RUN, log) == saves[0]
-    begin, restore = _begin(platform, RUN, fresh=False)
+    begin, restore, _ = _begin(platform, RUN, fresh=False)
     assert (begin.parent, begin.step, begin.attempt) == (saves[0].number, saves[0].step, 2)
     assert (restore.commit, restore.digest) == (saves[0].number, saves[0].digest)
     assert asked.wished(platform, RUN, log_of(platform)) is None
@@ -174,7 +174,7 @@ def test_the_last_wish_counts():
     platform, log, saves = make_saves(3)
     for save in (saves[0], saves[2]):
         asked.wish(platform, RUN, save, log.head())
-    begin, _ = _begin(platform, RUN, fresh=False)
+    begin, _, _ = _begin(platform, RUN, fresh=False)
     assert begin.parent == saves[2].number
 
 

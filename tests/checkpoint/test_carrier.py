@@ -25,7 +25,8 @@ from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.format import LocalTensor, TensorSpec, whole
 from packtrain.checkpoint.reader import open_checkpoint, survey
 from packtrain.checkpoint.retention import plan
-from packtrain.checkpoint.saver import Saver, SaveResult, choose_buffer_folder
+from packtrain.checkpoint.saver import Saver, SaveResult
+from packtrain.checkpoint.slots import BufferFolder, choose_buffer_folder
 from packtrain.core.bulk import Image
 from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import CommitUnknown, SaveFailed
@@ -471,7 +472,7 @@ def test_what_dead_attempts_left_in_memory_is_no_reason_to_leave_it(tmp_path):
         refused = choose_buffer_folder(Small(), run, 896, "r00002")
         assert refused.path == f"{run}/buffers" and "on the run's own disk" in refused.fallback
         assert Saver(LocalPlatform(), refused, CarrierClient("/none"), 2, "r00002", 1.0).fallback == refused.fallback
-        assert choose_buffer_folder(Small(), run, 896, "r00000") == (folder, "")
+        assert choose_buffer_folder(Small(), run, 896, "r00000") == BufferFolder(folder)
         assert os.listdir(folder) == os.listdir(f"{run}/buffers") == ["r00001.a0001.0.g0"]
     finally:
         shutil.rmtree(folder)
@@ -496,7 +497,7 @@ def test_a_saver_clears_what_earlier_attempts_left(rig):
     first.save(10, small_state(1, 10), {})
     first.wait_all(LONG_S)
     other = rig.saver("r00001")
-    other._buffers[0].fill(*_fillable())
+    other._buffers[0].fill(rig.platform, *_fillable())
     assert len(os.listdir(buffers)) == 2
     second = rig.saver(attempt=2)
     assert [name.split(".")[0] for name in os.listdir(buffers)] == ["r00001"]
@@ -532,7 +533,7 @@ def test_buffers_go_to_memory_only_where_it_is_ours_and_big_enough(tmp_path):
         pytest.skip("no memory file system here")
     try:
         assert os.stat(folder).st_mode & 0o777 == 0o700
-        assert choose_buffer_folder(platform, f"{run}/../{tmp_path.name}", 1024) == (folder, "")
+        assert choose_buffer_folder(platform, f"{run}/../{tmp_path.name}", 1024) == BufferFolder(folder)
         os.chmod(folder, 0o770)
         assert choose_buffer_folder(platform, run, 1024).path == f"{run}/buffers"
     finally:

@@ -47,11 +47,24 @@ def test_quota_of_a_container(text: str, quota: float | None) -> None:
 
 def test_little_memory_is_a_warning() -> None:
     """The smaller of what is free and what the container has left counts."""
-    meminfo = {"/proc/meminfo": "MemTotal: 99 kB\nMemAvailable:   20971520 kB\n"}
+    meminfo = {
+        "/proc/meminfo": "MemTotal: 99 kB\nMemAvailable:   20971520 kB\n", "/proc/self/cgroup": "0::/\n",
+        "/sys/fs/cgroup/memory.stat": "",
+    }
     limits = {"/sys/fs/cgroup/memory.max": f"{3 * GIB}\n", "/sys/fs/cgroup/memory.current": f"{GIB}\n"}
     assert checkup.memory(Machine({**meminfo, "/sys/fs/cgroup/memory.max": "max\n"})).verdict == OK
     tight = checkup.memory(Machine(meminfo | limits))
     assert tight.verdict == WARN and "2.0 GiB left to the container" in tight.found and tight.fix
+
+
+def test_the_room_for_copies_in_memory_is_told() -> None:
+    """The largest state that is kept in memory and the largest that is saved through it, and what sets that bound."""
+    files = {"/proc/meminfo": "MemAvailable: 6291456 kB\n", "/proc/self/cgroup": "0::/\n"}
+    roomy = checkup.shared_memory(Machine(files, free=12 * GIB))
+    assert roomy.verdict == OK and "6.0 GiB free in this machine's memory" in roomy.found
+    assert "up to 1.0 GiB is also kept in memory, up to 1.5 GiB" in roomy.found
+    tight = checkup.shared_memory(Machine(files, free=GIB // 4))
+    assert tight.verdict == WARN and "256.0 MiB free in /dev/shm" in tight.found and tight.fix
 
 
 def test_little_disk_is_a_warning(home: pathlib.Path) -> None:

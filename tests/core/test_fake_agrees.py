@@ -29,6 +29,7 @@ OPS = st.one_of(
     st.tuples(st.just("create"), PATHS),
     st.tuples(st.just("append"), st.integers(0, 3), DATA),
     st.tuples(st.just("reopen"), PATHS),
+    st.tuples(st.just("map_file"), PATHS, st.sampled_from([b"x", b"hello world"])),
     st.tuples(st.just("write_at"), st.integers(0, 3), st.integers(0, 20), DATA),
     st.tuples(st.just("close"), st.integers(0, 3)),
     st.tuples(st.just("lock"), st.sampled_from(LOCKED), st.sampled_from(["me", "somebody"])),
@@ -59,6 +60,8 @@ class Hands:
         if op in ("append", "close", "release"):
             return self._held(op, *arguments)
         paths = [f"{self.root}/{argument}" if argument in NAMES + LOCKED else argument for argument in arguments]
+        if op == "map_file":
+            return self._mapped(*paths)
         method: Callable[..., Any] = getattr(self.platform, op)
         result = method(*paths)
         if op in ("create", "reopen"):
@@ -79,6 +82,11 @@ class Hands:
             held[which].write(data)
             return held[which].fsync()
         return held[which].release() if op == "release" else held[which].close()
+
+    def _mapped(self, path: str, data: bytes) -> None:
+        mapped = self.platform.map_file(path, len(data))
+        mapped.buffer[:] = data
+        mapped.filled(0, len(data))
 
     def let_go(self) -> None:
         for file in self.files:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from packtrain.core.bulk import Image
+from packtrain.core.bulk import Image, Mapped
 from packtrain.core.fake import (
     Choices,
     FakeCrash,
@@ -57,6 +57,8 @@ OPERATIONS: dict[str, Callable[[FakePlatform], Any]] = {
     "free_bytes": lambda p: p.free_bytes("/tmp"),
     "modified_s": lambda p: p.modified_s("/tmp/file"),
     "lock": lambda p: p.lock("/tmp/holder", "me"),
+    "map_file": lambda p: p.map_file("/tmp/new", 1),
+    "is_private": lambda p: p.is_private("/tmp/folder"),
     "spawn": lambda p: p.spawn(["program"], {}),
     "datagram_receiver": lambda p: p.datagram_receiver("/tmp/beats"),
     "stream_listener": lambda p: p.stream_listener("/tmp/new"),
@@ -65,6 +67,7 @@ OPERATIONS: dict[str, Callable[[FakePlatform], Any]] = {
 HELD: dict[str, Callable[[FakePlatform], Callable[[], Any]]] = {
     "write": lambda p: partial(p.create("/tmp/open").write, b"x"),
     "write_at": lambda p: partial(p.create("/tmp/open").write_at, 7, b"x"),
+    "filled": lambda p: partial(p.map_file("/tmp/open", 1).filled, 0, 1),
     "fsync": lambda p: p.create("/tmp/open").fsync,
     "close": lambda p: p.create("/tmp/open").close,
     "release": lambda p: p.lock("/tmp/holder", "me").release,  # type: ignore[union-attr]
@@ -112,9 +115,9 @@ def scene(**faults: Fault) -> tuple[FakePlatform, Script]:
 
 
 def test_nothing_of_the_door_is_left_out() -> None:
-    """Every abstract method of Platform, File, Image, Process and Lock is among the operations tested below, or passes
-    as one of them; a crew does nothing by itself."""
-    for kind in (Platform, File, Image, Process, Lock):
+    """Every abstract method of Platform, File, Image, Mapped, Process and Lock is among the operations tested below, or
+    passes as one of them; a crew does nothing by itself."""
+    for kind in (Platform, File, Image, Mapped, Process, Lock):
         names = {"send_signal": "signal"} | {name: op for name, (op, _) in BULK.items()}
         abstract = {names.get(name, name) for name in kind.__abstractmethods__ - {"crew"}}
         assert abstract <= set(EVERY), kind

@@ -21,6 +21,7 @@ from packtrain.core.records import (
     EvalDone,
     GuardVerdict,
     IntervalChosen,
+    MemorySaved,
     OrderGiven,
     PhaseTotals,
     ProfileDone,
@@ -287,3 +288,13 @@ def test_lists_say_what_they_leave_out() -> None:
     for record in (verdict, ErrorSeen(severity="warning", name="x", what="y")):
         assert "  and 12 earlier\n" in render(sources(*((float(n), record) for n in range(20))))
         assert "earlier" not in render(sources(*((float(n), record) for n in range(8))))
+
+
+def test_memory_is_told() -> None:
+    """How often the state was copied into memory and what that cost; and where an attempt began that took it."""
+    note = "step 120 from memory: 20 steps newer than the newest on disk"
+    copies = [(24.0 + n, MemorySaved(step=10 * n, bytes=n and 66 << 20, stall_s=n * 0.01)) for n in range(4)]
+    began = (60.0, AttemptBegan(attempt=2, commit=3, parent=2, restore_step=120, note=note))
+    text = render(sources(*FIRST[:3], *copies, *FIRST[3:], began))
+    assert "  2  from step 120" in text and f"\n       {note}\n" in text
+    assert "  3 in memory, 1 skipped; median: the loop waited 0.020 s for 66.0 MiB\n" in text

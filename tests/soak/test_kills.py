@@ -15,6 +15,7 @@ import pytest
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.format import parse_folder
 from packtrain.core.errors import EXIT_DONE
+from packtrain.core.records import AttemptBegan, StepDone
 from tests.conftest import SoakClock
 from tests.soak.conftest import STEPS
 from tests.soak.trial import Trial, trial
@@ -30,6 +31,7 @@ TARGETS = ("worker", "worker", "worker", "carrier", "foreground")
 MOMENTS = {"at any moment": 3, "in a save": 10, "after a save": 7}
 """How often each is chosen. At any moment: also before the trainer's first step."""
 ANY_S, IN_S, AFTER_S = 5.0, 0.05, 0.3
+MEMORY_KILLS = 8
 
 
 class Killer:
@@ -153,3 +155,48 @@ def test_killed_trainers_lose_nothing(
     assert finals and all(final == undisturbed for final in finals)
     if counts["kills"] < KILLS:
         notes.append(f"not run: {KILLS - counts['kills']} of {KILLS} kills, the session's time was used up")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_kills_lose_two_steps_at_most(
+    tmp_path: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, undisturbed: dict[str, bytes], notes: list[str]
+) -> None:
+    """With a copy in memory after every step and saves on disk a hundred apart, a worker that is killed again and again
+    loses at most the two steps before each kill, and the run ends with the bits of a run that nobody touched."""
+    dice, lost = random.Random(6), []
+    settings = ("checkpoint.every_steps=100", "checkpoint.every_s=0", "checkpoint.memory_every_steps=1")
+    with trial(tmp_path, store, cache, STEPS, *settings) as run:
+        run.start()
+        for _ in range(MEMORY_KILLS):
+            before = done_steps(run)
+            for _ in run.looks(HANG_S, "more steps"):
+                if done_steps(run) >= before + dice.randint(5, 30):
+                    break
+            run.platform.sleep(dice.uniform(0, IN_S))
+            assert run.send("worker", signal.SIGKILL)
+            begun = len(begins(run))
+            for _ in run.looks(HANG_S, "another attempt"):
+                if len(begins(run)) > begun:
+                    break
+            begin = begins(run)[-1]
+            assert begin.memory is not None and begin.memory[0] == begin.attempt - 1, begin
+            lost.append(done_steps(run, begin.attempt - 1) - begin.step)
+        assert run.finish(HANG_S) == EXIT_DONE, run.said()
+        final = run.final()
+    notes.append(f"steps lost at {len(lost)} kills with copies in memory, as far as the journal tells: {lost}")
+    assert max(lost) <= 2 and final == undisturbed
+
+
+def done_steps(run: Trial, attempt: int = 1 << 30) -> int:
+    """The highest step that the journal knows, up to that attempt."""
+    begun, step = 0, 0
+    for entry in run.entries():
+        begun = entry.record.attempt if isinstance(entry.record, AttemptBegan) else begun
+        if isinstance(entry.record, StepDone) and begun <= attempt:
+            step = max(step, entry.record.step)
+    return step
+
+
+def begins(run: Trial) -> list[Commit]:
+    return [commit for commit in run.commits() if commit.kind == "begin"]

@@ -22,6 +22,7 @@ SETTINGS = (
     "model.layers=2", "model.embed=128", "model.heads=2", "model.kv_heads=1", "model.head=64", "model.mlp=256",
     "optim.warmup_steps=20", "data.batch_rows=4", "data.length=64", "train.minutes_max=0",
     "train.eval_every_steps=100000", "train.sample_prompts=[]", "checkpoint.every_steps=4",
+    "checkpoint.memory_every_steps=0",
     "supervise.attempts_without_progress=20",
 )
 

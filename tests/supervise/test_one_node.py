@@ -17,6 +17,7 @@ from packtrain.core.errors import (
     GuardRollback,
     PacktrainError,
     SaveFailed,
+    SlotDamaged,
     WrongModel,
 )
 from packtrain.core.units import NS
@@ -135,6 +136,19 @@ def test_a_damaged_checkpoint_is_left_behind() -> None:
     assert actions[-1] == on.Begin(reason=error.what, back=1)
     state, _ = play(on.Began(ns=0, step=2), on.Heard(ns=0, step=3), ended(1), state=state)
     assert (state.fruitless, state.damaged, state.best_step) == (0, 0, 3)
+
+
+def test_memory_is_distrusted_when_it_leads_nowhere() -> None:
+    """A damaged slot is no lack of progress and the next attempt begins from disk; two attempts in a row without a new
+    step do the same, and a step that was taken from memory is not a new one."""
+    error = SlotDamaged("step 7 cannot be restored from memory")
+    state, actions = play(ended(75, error), state=running())
+    assert actions[-1] == on.Begin(reason=error.what, memory=False) and state.fruitless == 0
+    state, actions = play(on.Began(ns=0, held=9), on.Heard(ns=0, step=9), ended(1), state=state)
+    assert state.fruitless == 1 and (state.best_step, state.highest_step) == (9, 9)
+    assert actions[-1] == on.Begin(reason="exit code 1")
+    state, actions = play(on.Began(ns=0, held=8), on.Heard(ns=0, step=9), ended(1), state=state)
+    assert actions[-1] == on.Begin(reason="exit code 1", memory=False) and state.best_step == 9
 
 
 def ends(state: on.State, *errors: PacktrainError, step: int = -1) -> tuple[on.State, list[on.Action]]:

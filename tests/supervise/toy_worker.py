@@ -1,9 +1,10 @@
 """A worker with no framework in it: counts, saves through the real carrier, obeys, and fails the way it is told to.
 
-`TOY` in the environment is JSON: steps, save_every, wait (until each save is published), step_s, deadline_s, and under
-`fail` per attempt number what happens at which step:
+`TOY` in the environment is JSON: steps, save_every, wait (until each save is published), remember (copy each step into
+memory), step_s, deadline_s, and under `fail` per attempt number what happens at which step:
 {"2": [7, "kill"]}. How: "kill" (SIGKILL itself), "stop" (SIGSTOP: silent), "crash" (traceback), "deaf" (obeys nothing),
-"child" (leaves a child behind and exits 1), or an exit code.
+"child" (leaves a child behind and exits 1), "flip" (damages what it holds in memory, then SIGKILL), "back" (asks for a
+rollback), or an exit code.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import time
 
 import numpy as np
 
+from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.format import LocalTensor, TensorSpec
-from packtrain.checkpoint.reader import open_restore
+from packtrain.checkpoint.reader import restoring
 from packtrain.checkpoint.saver import Saver
+from packtrain.checkpoint.slots import choose_buffer_folder, memory_folder
 from packtrain.core import contract
 from packtrain.core.contract import Word
-from packtrain.core.errors import CheckpointDamaged, SaveFailed, WrongModel
+from packtrain.core.errors import CheckpointDamaged, GuardRollback, SaveFailed, SlotDamaged, WrongModel
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import ErrorSeen, PhaseTotals, SaveDone, StepDone
@@ -46,12 +49,15 @@ class Toy:
         self.beats = contract.Beats(self.place.socket, self.place.attempt, self.place.rank)
         self.control = contract.Control(self.place.control, sigterm=True)
         self.journal = Journal(self.platform, f"{self.place.run}/journal")
-        self.saver = Saver(
-            self.platform, f"{self.place.run}/buffers", contract.CarrierClient(self.place.carrier), self.place.attempt,
-            "r00000", deadline_s=DEADLINE_S,
-        )
         self.at, self.how = TOY.get("fail", {}).get(str(self.place.attempt), [None, ""])
         self.state = self.restored()
+        begun = CommitLog(self.platform, f"{self.place.run}/commits").begun() if TOY.get("remember") else None
+        beside = f"{self.place.run}/buffers"
+        self.saver = Saver(
+            self.platform,
+            choose_buffer_folder(self.platform, self.place.run, 4096, "r00000", begun) if begun else beside,
+            contract.CarrierClient(self.place.carrier), self.place.attempt, "r00000", DEADLINE_S, begun,
+        )
         self.published = -1
 
     def restored(self) -> np.ndarray:
@@ -59,8 +65,9 @@ class Toy:
         if restore is None:
             return np.zeros(2, np.int64)
         try:
-            return open_restore(self.platform, self.place.run, restore.commit, restore.digest).read("state")
-        except CheckpointDamaged as error:
+            with restoring(self.platform, self.place.run, restore.commit, restore.digest) as checkpoint:
+                return checkpoint.read("state")
+        except (CheckpointDamaged, SlotDamaged) as error:
             self.journal.write(ErrorSeen(severity="error", **error.as_dict()), durable=True)
             sys.exit(error.exit_code)
 
@@ -78,14 +85,18 @@ class Toy:
             order = self.control.poll() if self.how != "deaf" else None
             if order is not None and order.word == Word.STOP:
                 return self.leave(contract.EXIT_AGAIN)
+            if TOY.get("remember"):
+                self.saver.remember(int(self.state[0]), *self.image())
             if self.state[0] % TOY.get("save_every", 1 << 30) == 0:
                 self.save_surely() if TOY.get("wait") else self.save()
         return self.leave(contract.EXIT_DONE)
 
     def save(self) -> None:
-        tensor = LocalTensor(SPEC, ((0, 2),), self.state)
-        self.saver.save(int(self.state[0]), [tensor], {"data_index": int(self.state[0])})
+        self.saver.save(int(self.state[0]), *self.image())
         self.write_down(self.saver.poll())
+
+    def image(self) -> tuple[list[LocalTensor], dict]:
+        return [LocalTensor(SPEC, ((0, 2),), self.state)], {"data_index": int(self.state[0])}
 
     def save_surely(self) -> None:
         """Until this step is published; a carrier may be lost on the way. Raises SaveFailed at the deadline."""
@@ -128,6 +139,13 @@ class Toy:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "flip":
+                self.flip()
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "back":
+                back = GuardRollback("planted", where="the toy", fix="plant nothing")
+                self.journal.write(ErrorSeen(severity="error", **back.as_dict()), durable=True)
+                sys.exit(back.exit_code)
             case "crash":
                 raise ValueError("planted")
             case "child":
@@ -137,6 +155,19 @@ class Toy:
                 error = WrongModel("planted", where="the toy", fix="plant nothing")
                 self.journal.write(ErrorSeen(severity="error", **error.as_dict()), durable=True)
         sys.exit(int(self.how))
+
+
+    def flip(self) -> None:
+        """A bit of each image this attempt holds, the last one's record written first."""
+        folder = memory_folder(self.place.run)
+        self.saver._wait_for_record()
+        for name in os.listdir(folder):
+            if not name.endswith(".json"):
+                with open(f"{folder}/{name}", "r+b") as file:
+                    file.seek(-1, os.SEEK_END)
+                    last = file.read(1)[0]
+                    file.seek(-1, os.SEEK_END)
+                    file.write(bytes([last ^ 1]))
 
 
 if __name__ == "__main__":

@@ -102,12 +102,16 @@ class Script:
 class Kept:
     """Saves that go nowhere: copies of the arrays, by step. `errors`: what comes of each save in turn; None: saved."""
 
-    def __init__(self, errors: Sequence[PacktrainError | None] = (), busy: Sequence[int] = ()) -> None:
+    def __init__(
+        self, errors: Sequence[PacktrainError | None] = (), busy: Sequence[int] = (), remembers: bool = False
+    ) -> None:
         self.saved: dict[int, list[LocalTensor]] = {}
         self.skip_reason = "busy as scripted"
         self._errors, self._busy = list(errors), set(busy)
         self._results: list[SaveResult] = []
         self.offers: list[int] = []
+        self.remembers = remembers
+        self.remembered: list[int] = []
         self.deadlines: list[float | None] = []
 
     def save(
@@ -125,6 +129,10 @@ class Kept:
             self.saved[step] = [t._replace(array=t.array.copy()) for t in tensors]
         self._results.append(SaveResult(step, 0 if error else n, 1, 0.0, 0.0, error.as_dict() if error else None, n))
         return n
+
+    def remember(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> float | None:
+        self.remembered.append(step)
+        return None if step in self._busy else 0.5
 
     def poll(self) -> list[SaveResult]:
         results, self._results = self._results, []

@@ -11,9 +11,11 @@ import pytest
 
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.commits import CommitLog
-from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.checkpoint.reader import open_checkpoint, restoring
 from packtrain.checkpoint.saver import Saver
+from packtrain.checkpoint.slots import BufferFolder, look, memory_folder
 from packtrain.core.errors import WrongModel
+from packtrain.core.fake import FakeDisk, FakePlatform
 from packtrain.core.platform import LocalPlatform
 from packtrain.train.config import OptimConfig
 from packtrain.train.mesh import make_mesh
@@ -70,6 +72,25 @@ def test_restores_under_every_mesh(run: str, under: int, restored: int) -> None:
     assert rig.bits(state) == rig.bits(scrambled(1))
     places = flatten(shardings(rig.SPEC.model, rig.SPEC.optim, mesh_of(restored)))
     assert all(leaf.sharding == places[name] for name, leaf in flatten(state).items())
+
+
+def test_memory_restores_under_another_mesh() -> None:
+    """What four devices copied into memory comes back bit for bit on eight and on one, of two copies the newer."""
+    platform = FakePlatform(FakeDisk(), "a")
+    platform.mkdir("/run")
+    log = CommitLog(platform, "/run/commits")
+    log.probe()
+    begin = log.begin(None, ("r00000",), "node")
+    where, carrier = BufferFolder(memory_folder("/run"), slots=True), rig.InlineCarrier(platform, "/run")
+    saver, specs = Saver(platform, where, carrier, begin.attempt, "r00000", 5.0, begin), rig.specs()
+    for step, state in ((1, rig.fresh_state(mesh_of(1))), (2, scrambled(4))):
+        assert saver.remember(step, local_tensors(state, specs), {"data_index": step}) is not None
+    memory = look(platform, "/run", log).memory
+    assert memory is not None and memory[1] == 2
+    begin = log.begin(None, ("r00000",), "node", memory=memory)
+    with restoring(platform, "/run", begin.number, memory[2]) as checkpoint:
+        for devices in (8, 1):
+            assert rig.bits(restore_state(checkpoint, rig.SPEC, mesh_of(devices))) == rig.bits(scrambled(1))
 
 
 @pytest.mark.parametrize("optim", [

@@ -62,7 +62,7 @@ def make_run(folder: pathlib.Path, corpus: str, steps: int = STEPS, every_steps:
             stores=(StoreUse(path=f"{corpus}/train"),), held_out=(f"{corpus}/held_out", f"{corpus}/train"),
             batch_rows=4, length=32,
         ),
-        checkpoint=CheckpointConfig(every_s=0, every_steps=every_steps),
+        checkpoint=CheckpointConfig(every_s=0, every_steps=every_steps, memory_every_steps=0),
     )
     (folder / "spec").mkdir(parents=True)
     (folder / "spec" / "0001.toml").write_bytes(encode(spec))

@@ -34,7 +34,7 @@ from packtrain.checkpoint.format import Box, LocalTensor, TensorSpec
 from packtrain.checkpoint.interop.ranks import by_deadline, exchange, world
 from packtrain.checkpoint.publish import Gate, Part, Save, carry
 from packtrain.checkpoint.reader import Checkpoint, open_checkpoint
-from packtrain.checkpoint.saver import Buffer, choose_buffer_folder
+from packtrain.checkpoint.slots import Buffer, choose_buffer_folder
 from packtrain.core.errors import TorchUnusable
 from packtrain.core.holder import hold
 from packtrain.core.platform import LocalPlatform, Lock, Platform
@@ -287,7 +287,7 @@ class Checkpoints:
             found = choose_buffer_folder(self._platform, self._folder, layout.bytes_total, self._writer)
             self._platform.mkdir(found.path, 0o700)
             self._buffer = Buffer(f"{found.path}/{self._writer}.a{self._begin.attempt:04d}.0")
-        self._buffer.fill(layout, pieces)
+        self._buffer.fill(self._platform, layout, pieces)
         specs = tuple(dict.fromkeys(piece.spec for piece in pieces))
         return Said(part=Part(self._writer, self._buffer.path, layout.bytes_total, specs, layout.boxes))
 
