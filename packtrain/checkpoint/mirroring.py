@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.courier import command, lost, mirror_failed, warning
-from packtrain.checkpoint.mirrors import due_in_s, read_state, retry_s
+from packtrain.checkpoint.mirrors import RETRY_S_MIN, due_in_s, others, read_state, retry_s
 from packtrain.checkpoint.reader import missing, survey
 from packtrain.checkpoint.retention import owed
-from packtrain.core.errors import EXIT_AGAIN, EXIT_CONFIG, EXIT_DONE, MirrorFailed, PacktrainError
+from packtrain.core.errors import EXIT_AGAIN, EXIT_CONFIG, EXIT_DONE, MirrorFailed, OurError, PacktrainError
 from packtrain.core.journal import Journal
 from packtrain.core.platform import Platform, Process
 from packtrain.core.records import MirrorDone, Record
@@ -69,6 +69,7 @@ class Mirroring:
 
     def __init__(self, platform: Platform, run_folder: str, attempt: int, config: CheckpointConfig) -> None:
         self._platform, self._run_folder, self._attempt, self._config = platform, run_folder, attempt, config
+        self._mirrors = others(config.mirrors, run_folder)
         self._log = CommitLog(platform, f"{run_folder}/commits")
         self._couriers: dict[str, _Courier] = {}
         self._lost: dict[int, Commit] = {}
@@ -117,7 +118,18 @@ class Mirroring:
     # --- one look ---
 
     def look(self) -> float:
-        """Do what is due now. Seconds until something may be due again without news; inf: nothing will be."""
+        """Do what is due now. Seconds until something may be due again without news; inf: nothing will be.
+
+        A fault of ours is told and costs this look, not those after it.
+        """
+        try:
+            return self._look()
+        except Exception as error:
+            what = f"mirrors were not seen to: {type(error).__name__}: {error}"
+            self._tell(warning(OurError(what, where="carrier", fix="please report this; it goes on")))
+            return RETRY_S_MIN
+
+    def _look(self) -> float:
         for name, courier in list(self._couriers.items()):
             self._tend(name, courier)
         if self._news.is_set():
@@ -126,7 +138,7 @@ class Mirroring:
             if self._hurries and not self._hurried:
                 self._hurried = True
                 self._tries.clear()
-        waits = [self._start_back(), *(self._start(mirror) for mirror in self._config.mirrors)]
+        waits = [self._start_back(), *(self._start(mirror) for mirror in self._mirrors)]
         self._busy = frozenset(courier.commit.folder for courier in self._couriers.values())
         return min(waits) if not self._couriers else min(LOOK_S, *waits)
 
@@ -166,7 +178,7 @@ class Mirroring:
         """Send for the latest checkpoint that is lost. Seconds until it may be tried."""
         if BACK in self._couriers:
             return math.inf
-        mirrors, now_ns = self._config.mirrors, self._platform.boot_ns()
+        mirrors, now_ns = self._mirrors, self._platform.boot_ns()
         waits = {number: self._of(_back_key(number)).left_s(now_ns) for number in self._lost}
         due = next((number for number in sorted(waits, reverse=True) if waits[number] == 0), None)
         if due is None:

@@ -10,7 +10,8 @@ once, and the copy finds what is there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -77,6 +78,12 @@ def holders(states: Iterable[State]) -> dict[int, tuple[str, ...]]:
         for held in state.held:
             found[held.commit] = (*found.get(held.commit, ()), state.name)
     return found
+
+
+def others(mirrors: Sequence[Mirror], run_folder: str) -> tuple[Mirror, ...]:
+    """Without the run itself: a run that goes on where its mirror was has a spec that still names it."""
+    own = os.path.realpath(run_folder)
+    return tuple(mirror for mirror in mirrors if os.path.realpath(mirror.place.removeprefix("file://")) != own)
 
 
 def due_in_s(mirror: Mirror, state: State, commit: Commit, now_s: float) -> float:

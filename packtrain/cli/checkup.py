@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from packtrain.cli import extras, folders
 from packtrain.core.errors import PacktrainError
 from packtrain.core.memory import container_left, left_for, machine_left
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.stores import Store
-from packtrain.core.units import GIB, bytes_text
+from packtrain.core.units import GIB, bytes_text, duration_text
+
+if TYPE_CHECKING:
+    from packtrain.checkpoint.config import Mirror
+    from packtrain.checkpoint.mirrors import State
 
 OK, WARN, FAIL, UNKNOWN = "OK", "WARN", "FAIL", "UNKNOWN"
 DEVICES_S_MAX = 60.0
@@ -61,6 +65,33 @@ def store_findings(platform: Platform, store: Store) -> list[Finding]:
             verdict = FAIL
         findings.append(Finding(verdict, title, answer.words, fixes[title] if answer.holds is False else ""))
     return findings
+
+
+def mirror_findings(platform: Platform, run_folder: str) -> list[Finding]:
+    """Of each mirror of a run: where, how often, what it has, and what the place really does."""
+    from packtrain.checkpoint.mirrors import read_state
+    from packtrain.cli.retained import config_of
+    from packtrain.core.stores import open_store
+
+    mirrors = config_of(platform, run_folder).mirrors
+    findings = [] if mirrors else [Finding(WARN, "mirrors", "none", "one disk is one accident: see docs/checkpoint.md")]
+    for mirror in mirrors:
+        state = read_state(platform, run_folder, mirror.name, mirror.place)
+        findings.append(Finding(OK, f"mirror {mirror.name}", _mirror_words(mirror, state, platform.wall_s())))
+        try:
+            findings += store_findings(platform, open_store(platform, mirror.store))
+        except PacktrainError as error:
+            findings.append(Finding(FAIL, f"mirror {mirror.name}", error.what, error.fix))
+    return findings
+
+
+def _mirror_words(mirror: Mirror, state: State, now_s: float) -> str:
+    words = [mirror.place, f"every {duration_text(mirror.every_s)}" if mirror.every_s else "each save"]
+    words += [f"at most {bytes_text(int(mirror.bytes_per_s_max))}/s"] if mirror.bytes_per_s_max else []
+    words += [f"locked for {mirror.lock_days} days"] if mirror.lock_days else []
+    last = state.held[-1] if state.held else None
+    ago = "" if last is None else duration_text(max(0.0, now_s - last.began_s))
+    return ", ".join([*words, "has nothing yet" if last is None else f"has step {last.step} ({ago} ago)"])
 
 
 def python(platform: Platform) -> Finding:

@@ -52,6 +52,7 @@ def show(
     tensors: Annotated[bool, typer.Option("--tensors", help="The table of tensors.")] = False,
 ) -> None:
     """Tell what is in a checkpoint: where it stands, its meta data, tensors and parts. Needs no device."""
+    from packtrain.checkpoint.mirrors import holders, noted_states
     from packtrain.checkpoint.reader import open_checkpoint
     from packtrain.cli import folders, published
     from packtrain.core.platform import LocalPlatform
@@ -59,10 +60,14 @@ def show(
     platform, folder = LocalPlatform(), folders.find_run(run)
     commit = published.named(platform, folder, step)
     checkpoint = open_checkpoint(platform, folder, commit)
+    mirrors = holders(noted_states(platform, folder)).get(commit.number, ())
     if json:
-        print_json({"commit": commit, "folder": checkpoint.folder, "manifest": checkpoint.manifest})
+        print_json({
+            "commit": commit, "folder": checkpoint.folder, "manifest": checkpoint.manifest, "mirrors": mirrors,
+        })
         return
-    typer.echo(f"step {commit.step}, attempt {commit.attempt}, commit {commit.number}")
+    where = f"; on mirrors {', '.join(mirrors)}" if mirrors else ""
+    typer.echo(f"step {commit.step}, attempt {commit.attempt}, commit {commit.number}{where}")
     for line in (*_about(checkpoint), *(_tensors(checkpoint) if tensors else ())):
         typer.echo(line)
 
@@ -103,7 +108,10 @@ def _lines(rows: list[Listed], sizes: dict[str, int], left_out: int) -> list[str
         was = "was" if left_out == 1 else "were"
         lines.append(f"{left_out} more {was} purged by retention, or not copied (--all lists them)")
     if any(not (row.present or row.purged or row.left) for row in rows):
-        lines.append("GONE: taken by something else than retention; see whether another copy of the run folder has it")
+        lines.append(
+            "GONE: taken by something else than retention; from a mirror a run that trains brings it back by itself, "
+            "else packtrain ckpt repair"
+        )
     return lines
 
 

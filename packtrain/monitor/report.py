@@ -286,6 +286,10 @@ def _saves(facts: Facts) -> list[str]:
     purged = sum(record.action == "purge" for record in facts.retained)
     if purged:
         lines.append(f"  {counted(purged, 'older one')} purged")
+    for name, done in sorted(facts.mirrored.items()):
+        lines.append(f"  on mirror {printable(name)}: step {done.step}, {bytes_text(done.bytes)} verified there")
+    for back in facts.brought_back[-ERRORS_SHOWN:]:
+        lines.append(f"  step {back.step} was deleted from outside and is back, from mirror {printable(back.mirror)}")
     return ["saves", *lines]
 
 

@@ -8,13 +8,14 @@ stop.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
-from packtrain.checkpoint.mirrors import holders, read_state
-from packtrain.checkpoint.reader import missing
+from packtrain.checkpoint.mirrors import holders, others, read_state
+from packtrain.checkpoint.reader import missing, survey
+from packtrain.checkpoint.retention import owed
 from packtrain.core.errors import CheckpointLost, PacktrainError
 from packtrain.core.platform import Platform, Process
 from packtrain.core.records import ErrorSeen, MirrorDone
@@ -33,6 +34,7 @@ class Waits:
     ) -> None:
         """`look` waits a moment and hears what there is to hear; True: a person asks to stop."""
         self._platform, self._run_folder, self._config = platform, run_folder, config
+        self._mirrors = others(config.mirrors, run_folder)
         self._look, self._say = look, say
         self._told_lost = False
         self._tried: dict[str, int] = {}
@@ -48,20 +50,20 @@ class Waits:
     def until_back(self, restored: Commit, carrier: Process) -> None:
         """A worker would only find it damaged, and the run go back to an older one. One try: if that fails, it does."""
         file = self._missing(restored)
-        if not file or not self._config.mirrors:
+        if not file or not self._mirrors or not self._is_owed(restored):
             return
         self._told_lost = False
         self._say(
             f"step {restored.step} was taken away from outside ({file}): it is brought back from a mirror before "
             "training goes on (Ctrl-C stops)"
         )
-        end_ns = self._end_ns(self._config.mirrors)
+        end_ns = self._end_ns(self._mirrors)
         while self._missing(restored) and not self._told_lost and self._goes_on(carrier, end_ns):
             continue
 
     def until_brought(self, point: Commit | None, carrier: Process) -> None:
         """The last checkpoint of a run that is done goes to every mirror at once, whatever the cadence."""
-        behind = [] if point is None else [mirror for mirror in self._config.mirrors if not self._has(mirror, point)]
+        behind = [] if point is None else [mirror for mirror in self._mirrors if not self._has(mirror, point)]
         if point is None or not behind:
             return
         names = ", ".join(mirror.name for mirror in behind)
@@ -80,8 +82,14 @@ class Waits:
     def _goes_on(self, carrier: Process, end_ns: int) -> bool:
         return not self._look() and carrier.poll() is None and self._platform.boot_ns() < end_ns
 
-    def _end_ns(self, mirrors: list[Mirror] | tuple[Mirror, ...]) -> int:
+    def _end_ns(self, mirrors: Sequence[Mirror]) -> int:
         return self._platform.boot_ns() + int(sum(mirror.deadline_s for mirror in mirrors) * NS)
+
+    def _is_owed(self, commit: Commit) -> bool:
+        """Whether the carrier brings it back at all."""
+        with suppress(OSError, PacktrainError):
+            return commit in owed(survey(self._platform, self._run_folder), self._config)
+        return False
 
     def _missing(self, commit: Commit) -> str:
         """"" too where the disk refuses to say: then the worker says it."""

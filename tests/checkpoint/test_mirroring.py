@@ -17,6 +17,7 @@ from packtrain.checkpoint.bring_back import bring_back
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.copies import send
+from packtrain.checkpoint.courier import Errand, back, nearest
 from packtrain.checkpoint.listing import listing
 from packtrain.checkpoint.mirroring import HANG_S, LOOK_S, Mirroring
 from packtrain.checkpoint.mirrors import RETRY_S_MAX, RETRY_S_MIN, due_in_s, read_state, retry_s, with_held
@@ -254,6 +255,34 @@ def test_a_courier_that_breaks(status: int) -> None:
     assert world.has("/near", world.commits[0])
 
 
+def test_a_fault_of_ours_costs_one_look() -> None:
+    """It is told, and the next look does what was due."""
+    world = World()
+
+    def broken(argv: Sequence[str]) -> None:
+        raise ZeroDivisionError("a fault")
+
+    whole, world.platform.programs = world.platform.programs, broken  # type: ignore[assignment]
+    assert world.care.look() == RETRY_S_MIN
+    world.platform.programs = whole
+    world.look()
+    assert world.has("/near", world.commits[0]) and world.has("/far", world.commits[0])
+    (told,) = world.records(ErrorSeen)
+    assert told.severity == "warning" and "ZeroDivisionError" in told.what
+
+
+def test_the_last_one_of_a_run_that_is_done() -> None:
+    """It goes to every mirror at once, whatever the cadence and what failed before; once, where that fails too."""
+    world = World()
+    world.look()
+    world.platform.replace("/far", "/elsewhere")
+    world.save(20)
+    world.errands()
+    world.care.hurry()
+    world.look(5)
+    assert sorted(world.errands()) == ["far:3", "near:3"] and world.has("/near", world.commits[1])
+
+
 def test_what_is_being_copied_is_not_purged() -> None:
     """A purge that was decided earlier waits for the courier that reads the folder."""
     world = World(saves=4)
@@ -336,6 +365,21 @@ def test_a_purge_is_no_loss() -> None:
     assert [commit.step for commit in owed(survey(platform, RUN), config)] == [40, 30]
 
 
+def test_what_a_person_let_go_is_no_loss() -> None:
+    """A checkpoint that is kept for its number, but was marked by a person and purged, stays gone."""
+    config = CheckpointConfig(keep_last=1, keep_every_steps=10, mirrors=(NEAR,))
+    world = World(config, saves=2)
+    world.look()
+    world.errands()
+    first = world.commits[0].folder
+    for action in (Action("tombstone", first, "asked", asked=True), Action("purge", first, "asked")):
+        (done,) = execute(world.platform, RUN, 1, [action], 0.0)
+        assert done.error is None
+    world.care.published()
+    world.look()
+    assert world.errands() == [] and world.records(ErrorSeen) == []
+
+
 def test_what_a_copy_never_had_is_no_loss() -> None:
     """A run that goes on from a mirror has a log that names checkpoints nobody brought there."""
     world = World(saves=3)
@@ -343,11 +387,11 @@ def test_what_a_copy_never_had_is_no_loss() -> None:
     platform = world.platform
     log = CommitLog(platform, "/near/commits")
     log.begin(None, ["r00000"], "b")
-    mine = Mirroring(platform, "/near", 2, CheckpointConfig(mirrors=(FAR,)))
+    mine = Mirroring(platform, "/near", 2, BOTH)
     world.errands()
     mine.look()
     assert [commit.step for commit in owed(survey(platform, "/near"), BOTH)] == [30]
-    assert "back:2" not in world.errands()
+    assert [one[:3] for one in world.errands()] == ["far"], "and it is no mirror of itself"
 
 
 def test_pinned_ones_are_owed() -> None:
@@ -368,11 +412,13 @@ def test_where_no_mirror_has_it() -> None:
     for config, errands in ((CheckpointConfig(), []), (CheckpointConfig(mirrors=(FAR,)), ["back:2"])):
         world = World(config)
         world.rm(world.commits[0])
+        world.look()
+        assert world.errands() == errands, "what is lost is brought nowhere"
         for step in (20, 30, 40):
             world.save(step)
             world.look()
             world.passes(5)
-        assert [one for one in world.errands() if one.startswith("back")] == errands
+        assert not [one for one in world.errands() if one.startswith("back")]
         (told,) = world.records(ErrorSeen)
         assert told.name == "checkpoint.lost" and "cannot be brought back" in told.what and "copy" in told.fix
 
@@ -416,25 +462,61 @@ def test_a_mirror_with_other_bytes_is_not_believed() -> None:
 
 
 def test_bring_back_refuses() -> None:
-    """What the store has not, what is another checkpoint, and what retention marked meanwhile changes nothing here."""
-    world = World()
-    (commit,), platform = world.commits, world.platform
+    """What the store has not, and what is another checkpoint under that name, changes nothing here."""
+    world = World(saves=2)
+    (commit, other), platform = world.commits, world.platform
     near = Folder(platform, "/near")
+    another = platform.read(f"{RUN}/checkpoints/{other.folder}/manifest.json")
     world.rm(commit)
     with pytest.raises(NameAbsent):
         bring_back(platform, RUN, commit, near, ONE)
     platform.mkdir(f"/near/checkpoints/{commit.folder}")
-    platform.write_new(f"/near/checkpoints/{commit.folder}/manifest.json", b"{}")
+    platform.write_new(f"/near/checkpoints/{commit.folder}/manifest.json", another)
     with pytest.raises(CheckpointDamaged):
         bring_back(platform, RUN, commit, near, ONE)
-    assert platform.listdir(f"{RUN}/checkpoints") == []
-    other = World()
-    send(other.platform, RUN, other.commits[0], Folder(other.platform, "/near"), ONE)
-    other.rm(other.commits[0])
-    execute(other.platform, RUN, 1, [Action("tombstone", other.commits[0].folder, "test")], 0.0)
+    assert platform.listdir(f"{RUN}/checkpoints") == [other.folder]
+
+
+def test_retention_that_was_faster() -> None:
+    """What was marked while it was brought back stays gone, without a word: retention let go of it."""
+    world = World()
+    world.look()
+    (commit,), platform = world.commits, world.platform
+    world.rm(commit)
+    execute(platform, RUN, 1, [Action("tombstone", commit.folder, "test")], 0.0)
     with pytest.raises(PurgeRefused):
-        bring_back(other.platform, RUN, other.commits[0], Folder(other.platform, "/near"), ONE)
-    assert not other.platform.exists(f"{RUN}/checkpoints/{other.commits[0].folder}")
+        bring_back(platform, RUN, commit, Folder(platform, "/near"), ONE)
+    assert not platform.exists(f"{RUN}/checkpoints/{commit.folder}")
+    told: list[Record] = []
+    assert back(Errand(platform, RUN, commit, told.append, threading.Event()), BOTH.mirrors) == 0 and not told
+
+
+def test_somebody_who_was_faster() -> None:
+    """What is whole again by then is left as it is; what another try left half, or wrong, is made good."""
+    world = World()
+    world.look()
+    (commit,), platform = world.commits, world.platform
+    before = platform.modified_s(f"{RUN}/checkpoints/{commit.folder}")
+    world.passes(5)
+    bring_back(platform, RUN, commit, Folder(platform, "/near"), ONE)
+    assert platform.listdir(f"{RUN}/checkpoints") == [commit.folder]
+    assert platform.modified_s(f"{RUN}/checkpoints/{commit.folder}") == before
+    world.rm(commit)
+    half = f"{RUN}/checkpoints/{commit.folder[:-1]}1000"
+    platform.mkdir(half)
+    platform.write_new(f"{half}/manifest.json", b"wrong")
+    bring_back(platform, RUN, commit, Folder(platform, "/near"), ONE)
+    must_load(platform, RUN, commit)
+    assert platform.listdir(f"{RUN}/checkpoints") == [commit.folder]
+
+
+def test_the_nearest_first() -> None:
+    """Those known to have it, then disks, then buckets."""
+    world = World(CheckpointConfig(mirrors=(FAR,)))
+    world.look()
+    bucket = Mirror(name="b2", place="s3://b")
+    errand = Errand(world.platform, RUN, world.commits[0], lambda record: None, threading.Event())
+    assert [mirror.name for mirror in nearest(errand, (bucket, NEAR, FAR))] == ["far", "near", "b2"]
 
 
 @pytest.mark.parametrize("fault", [crash(), power_cut(), fail(5)], ids=["kill", "power cut", "EIO"])

@@ -7,11 +7,16 @@ import pathlib
 
 import pytest
 
+from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.config import CheckpointConfig, Mirror
+from packtrain.checkpoint.mirrors import read_state, with_held, write_state
 from packtrain.cli import checkup
 from packtrain.cli.checkup import FAIL, OK, UNKNOWN, WARN, Finding
+from packtrain.core.config import encode
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.stores import Folder
 from packtrain.core.units import GIB
+from packtrain.recipes.spec import RunSpec
 from tests.core.flips import Flipping, flip
 
 
@@ -106,6 +111,29 @@ def test_a_store_is_judged_by_what_it_does(tmp_path: pathlib.Path) -> None:
     assert (bad[2].verdict, bad[2].fix) == (WARN, "it can hold copies, but no commit log")
     gone = checkup.store_findings(LocalPlatform(), Folder(LocalPlatform(), str(tmp_path / "gone")))
     assert [finding.verdict for finding in gone] == [FAIL, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN]
+
+
+def test_mirrors_of_a_run(tmp_path: pathlib.Path) -> None:
+    """Each is told with its cadence and what it has, then what the place does; one that cannot be reached or opened is
+    a failure; none at all is a warning."""
+    mirrors = (
+        Mirror(name="disk", place=str(tmp_path), every_s=600.0, bytes_per_s_max=5e6, lock_days=3),
+        Mirror(name="away", place=str(tmp_path / "away"), every_s=0.0),
+        Mirror(name="b2", place="s3://b", secret="env:NONE"),
+    )
+    run, platform = tmp_path / "run", LocalPlatform()
+    (run / "spec").mkdir(parents=True)
+    (run / "spec" / "0001.toml").write_bytes(encode(RunSpec(recipe="test")))
+    assert [(one.verdict, one.found) for one in checkup.mirror_findings(platform, str(run))] == [(WARN, "none")]
+    spec = RunSpec(recipe="test", checkpoint=CheckpointConfig(mirrors=mirrors))
+    (run / "spec" / "0002.toml").write_bytes(encode(spec))
+    commit = Commit(number=2, kind="save", attempt=1, step=7, parent=1, nonce="", digest="", folder="f")
+    state = read_state(platform, str(run), "disk", str(tmp_path))
+    write_state(platform, str(run), with_held(state, commit, platform.wall_s() - 60))
+    found = checkup.mirror_findings(platform, str(run))
+    assert [one.verdict for one in found] == [OK] * 4 + [UNKNOWN] * 2 + [OK, FAIL] + [UNKNOWN] * 4 + [OK, FAIL]
+    assert "every 10m00s, at most 4.8 MiB/s, locked for 3 days, has step 7 (1m00s ago)" in found[0].found
+    assert "each save, has nothing yet" in found[6].found and "env:NONE" in found[-1].found
 
 
 def test_a_check_that_breaks_is_unknown() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,16 +21,20 @@ import google_crc32c
 import msgspec
 import pytest
 
+from packtrain.checkpoint import courier
 from packtrain.checkpoint.commits import CommitLog
+from packtrain.checkpoint.config import Mirror
+from packtrain.checkpoint.courier import Errand
 from packtrain.checkpoint.publish import Gate, Save, carry
 from packtrain.checkpoint.reader import verify_commit
 from packtrain.core.errors import StoreUnreachable
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.probe import probe
+from packtrain.core.records import ErrorSeen, MirrorDone, Record
 from packtrain.core.stores import Store, StoreConfig, open_store
 from packtrain.core.transfer import Item, TransferConfig, copy
 from packtrain.core.units import MIB, NS
-from tests.checkpoint.worlds import WRITER, make_run, part_of, tensor_of
+from tests.checkpoint.worlds import WRITER, make_run, must_load, part_of, publish_small, tensor_of
 from tests.core.loopback import always, bad_server, error, hang
 from tests.core.store_contract import CHECKS, pattern
 from tests.house import tree
@@ -215,6 +220,45 @@ def test_a_checkpoint_goes_there_and_back(server: Server, tmp_path: pathlib.Path
     copy(platform, there, opened(folder(back)), items)
     assert CommitLog(platform, f"{back}/commits").restore_point() == commit
     assert verify_commit(platform, str(back), commit) == []
+
+
+def test_a_mirror_is_locked(server: Server, tmp_path: pathlib.Path) -> None:
+    """In a bucket that enforces object lock no file of a mirrored checkpoint, nor its records, can be deleted; a store
+    that does not is told of once, and gets its copies all the same; either gives a deleted checkpoint back."""
+    platform, run, told = LocalPlatform(), str(tmp_path / "run"), list[Record]()
+    log = make_run(platform, run)
+    log.begin(None, (WRITER,), "a")
+    commits = [publish_small(platform, log, 1, step, run) for step in (5, 10)]
+    place = server.config(f"mirror-{tmp_path.name}", bucket=LOCKED)
+    mirror = Mirror(
+        name="far", place=place.url, lock_days=1, endpoint=place.endpoint, region=place.region, key_id=place.key_id,
+        secret=place.secret,
+    )
+    for commit in commits:
+        assert courier.bring(Errand(platform, run, commit, told.append, threading.Event()), mirror) == 0
+    honest = server.kind != "rclone"
+    done = [record for record in told if isinstance(record, MirrorDone)]
+    assert [(record.step, record.locked_days) for record in done] == [(5, honest), (10, honest)]
+    warnings = [record.name for record in told if isinstance(record, ErrorSeen)]
+    assert warnings == ([] if honest else ["checkpoint.not_locked"])
+    names = [name for name, _ in opened(place).list_all("")]
+    assert len(names) == 2 * 3 + 3 + 2
+    for name in names if honest else []:
+        assert refuses_to_delete(server, f"mirror-{tmp_path.name}/{name}"), name
+    shutil.rmtree(f"{run}/checkpoints/{commits[1].folder}")
+    assert courier.back(Errand(platform, run, commits[1], told.append, threading.Event()), [mirror]) == 0
+    must_load(platform, run, commits[1])
+
+
+def refuses_to_delete(server: Server, key: str) -> bool:
+    from botocore.exceptions import ClientError
+
+    version = servers.client(server).head_object(Bucket=LOCKED, Key=key)["VersionId"]
+    try:
+        servers.client(server).delete_object(Bucket=LOCKED, Key=key, VersionId=version)
+    except ClientError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("kind", ["folder", "server"])
