@@ -24,11 +24,10 @@ from packtrain.checkpoint.mirrors import RETRY_S_MAX, RETRY_S_MIN, due_in_s, rea
 from packtrain.checkpoint.purge import execute
 from packtrain.checkpoint.reader import missing, survey
 from packtrain.checkpoint.retention import Action, owed, plan
-from packtrain.checkpoint.yielding import SHARE_MIN, UNCAPPED_BYTES_PER_S, Share, Yielding
 from packtrain.core.errors import CheckpointDamaged, NameAbsent, PurgeRefused, TransferDamaged
 from packtrain.core.fake import FakeDisk, FakePlatform, FakeProcess, Fault, crash, fail, power_cut
-from packtrain.core.journal import Journal, read_folder
-from packtrain.core.records import BroughtBack, ErrorSeen, MirrorDone, Record, StepDone
+from packtrain.core.journal import read_folder
+from packtrain.core.records import BroughtBack, ErrorSeen, MirrorDone, Record
 from packtrain.core.stores import Folder
 from packtrain.core.transfer import TransferConfig
 from packtrain.core.units import NS
@@ -555,7 +554,7 @@ def _outcome(platform: FakePlatform, commit: Commit) -> bool:
     return True
 
 
-# --- what is shown, and how fast it goes -------------------------------------------------------------------
+# --- what is shown -----------------------------------------------------------------------------------------
 
 
 def test_the_list_names_the_mirrors() -> None:
@@ -566,47 +565,3 @@ def test_the_list_names_the_mirrors() -> None:
     assert (first.mirrors, second.mirrors) == ((), ("far", "near"))
     world.rm(world.commits[1])
     assert listing(survey(world.platform, RUN), BOTH, None)[1].words() == "GONE, on far, near"
-
-
-def test_a_copy_gives_way() -> None:
-    """Steps that take longer halve the rate down to a floor, steps as before give it back; where steps stay slow at the
-    floor, the copy is not to blame and speeds up again."""
-    share = Share([1.0] * 8)
-    share.heard([1.2] * 3)
-    assert share.share == 1.0
-    share.heard([1.2])
-    assert share.share == 0.5
-    for _ in range(9):
-        share.heard([1.0] * 4)
-    assert share.share == 1.0
-    for _ in range(6):
-        share.heard([2.0] * 4)
-    assert share.share == SHARE_MIN
-    share.heard([2.0] * 4)
-    share.heard([2.0] * 4)
-    assert share.share > SHARE_MIN
-
-
-def test_steps_are_read_from_the_journal() -> None:
-    """The rate follows what rank 0 writes down while the copy goes on; without anybody who trains it is the cap."""
-    platform = FakePlatform(FakeDisk())
-    assert Yielding(platform, RUN, math.inf)() == math.inf
-    journal = Journal(platform, f"{RUN}/journal", "trainer", 0)
-
-    def steps(first: int, seconds: float) -> None:
-        for step in range(first, first + 8):
-            journal.write(StepDone(
-                step=step, loss=1.0, bits_per_byte=1.0, grad_norm=1.0, learning_rate=1.0, tokens=1, seconds=seconds,
-                mfu=0.0,
-            ))
-        journal.flush()
-        platform.sleep(3)
-
-    steps(0, 1.0)
-    capped, free = Yielding(platform, RUN, 1e6), Yielding(platform, RUN, math.inf)
-    steps(8, 1.0)
-    assert (capped(), free()) == (1e6, math.inf)
-    steps(16, 3.0)
-    assert (capped(), free()) == (5e5, UNCAPPED_BYTES_PER_S / 2)
-    steps(24, 1.0)
-    assert capped() == 7.5e5
