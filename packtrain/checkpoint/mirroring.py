@@ -148,11 +148,17 @@ class Mirroring:
             self._point = self._log.restore_point()
             gone = [
                 commit for commit in owed(survey(self._platform, self._run_folder), self._config)
-                if missing(self._platform, self._run_folder, commit)
+                if self._is_gone(commit)
             ]
             for number in self._lost.keys() - {commit.number for commit in gone}:
                 self._tries.pop(_back_key(number), None)
             self._lost = {commit.number: commit for commit in gone}
+
+    def _is_gone(self, commit: Commit) -> bool:
+        """False where its disk refuses to say: nobody knows then."""
+        with suppress(PacktrainError, OSError):
+            return bool(missing(self._platform, self._run_folder, commit))
+        return False
 
     # --- to the mirrors ---
 
