@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.copies import send
-from packtrain.checkpoint.publish import Gate, Save, carry
 from packtrain.checkpoint.reader import open_checkpoint, verify_commit
 from packtrain.checkpoint.repair import AWAY, Outcome, Places, repair
 from packtrain.core.errors import CheckpointGone, RunHeld, RunUnusable
@@ -21,11 +20,12 @@ from packtrain.core.holder import hold
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.stores import Folder, Store, StoreConfig, open_store
 from packtrain.core.transfer import TransferConfig
-from tests.checkpoint.worlds import RUN, make_run, part_of, tensor_of
+from tests.checkpoint.worlds import RUN, image_of, make_run, tensor_of
 from tests.core.flips import Flipping
 
 MIRROR, SECOND = "/mirror", "/second"
-BLOCK = fmt.BLOCK_BYTES
+BLOCK = 4096
+"""Of the images here. Ours write larger ones; smaller ones are allowed, and make these tests quick."""
 ONE = TransferConfig(threads=1)
 
 
@@ -41,15 +41,31 @@ def pristine() -> tuple[dict[str, bytes], Commit]:
     """Every file of a run with one checkpoint, and of a copy of it."""
     platform = FakePlatform(FakeDisk())
     log = make_run(platform)
-    writers = ("r00000", "r00001")
-    log.begin(0, writers, "a")
-    platform.mkdir(f"{RUN}/buffers")
-    parts = tuple(part_of(platform, images()[i], f"/run/buffers/{i}", writers[i]) for i in range(2))
-    commit = carry(platform, log, RUN, Save(1, 1, parts, {"seed": 7}, end_ns=1 << 60), Gate())
+    log.begin(0, ("r00000", "r00001"), "a")
+    name = str(fmt.FolderName(1, 1, 1))
+    platform.mkdir(f"{RUN}/checkpoints/{name}")
+    parts = [written(platform, f"{RUN}/checkpoints/{name}", f"r{i:05d}", images()[i]) for i in range(2)]
+    specs = [piece.spec for pieces in images() for piece in pieces]
+    manifest = fmt.encode(fmt.Manifest(step=1, attempt=1, tensors=specs, parts=parts, seed=7))
+    platform.write_new(f"{RUN}/checkpoints/{name}/{fmt.MANIFEST}", manifest)
+    commit = log.publish(1, 1, fmt.sha256(manifest), name)
     platform.mkdir(MIRROR)
     send(platform, RUN, commit, Folder(platform, MIRROR), ONE)
     names = [f"{root}/{name}" for root in (RUN, MIRROR) for name, _ in Folder(platform, root).list_all("")]
-    return {name: platform.read(name) for name in names if "/buffers/" not in name}, commit
+    return {name: platform.read(name) for name in names}, commit
+
+
+def written(platform: FakePlatform, folder: str, writer: str, pieces: list[fmt.LocalTensor]) -> fmt.PartEntry:
+    """An image and its table."""
+    layout, image = image_of(pieces)
+    sums = [fmt.crc32c(image[at : at + BLOCK]) for at in range(0, len(image), BLOCK)]
+    table = fmt.encode(fmt.PartTable(
+        format=fmt.FORMAT, writer=writer, file=fmt.image_name(writer), bytes=len(image), sha256=fmt.sha256(image),
+        block_bytes=BLOCK, crc32c=sums, boxes=list(layout.boxes),
+    ))
+    platform.write_new(f"{folder}/{fmt.image_name(writer)}", image)
+    platform.write_new(f"{folder}/{fmt.table_name(writer)}", table)
+    return fmt.PartEntry(writer, len(image), fmt.sha256(image), len(table), fmt.sha256(table))
 
 
 def world() -> FakePlatform:
