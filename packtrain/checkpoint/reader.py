@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -97,6 +97,21 @@ class Checkpoint:
             for block in _blocks_of(stored, common)
         )
 
+    def blocks(self, order: Sequence[tuple[int, int]]) -> Generator[bytes, None, None]:
+        """These blocks (part, number in it), checked, loaded a little ahead. Raises CheckpointDamaged naming tensors
+        and file, CheckpointUnreadable.
+        """
+        with self._blocks.ahead((self._tables[part], index) for part, index in order):
+            for part, index in order:
+                table = self._tables[part]
+                try:
+                    block = self._blocks.fresh(table, index)
+                except CheckpointDamaged as error:
+                    first, *others = touched(table, index)
+                    name = f"{first} (and {len(others)} more)" if others else first
+                    raise as_damaged(f"tensor {name}: {error.what}", error.where) from error
+                yield block
+
     def _copy(self, stored: _Stored, common: Box, out: np.ndarray[Any, Any], box: Box) -> None:
         placed, table = stored
         dtype = fmt.DTYPES[placed.dtype][1]
@@ -107,7 +122,7 @@ class Checkpoint:
                 held = raw.view(dtype)
                 part = fmt.intersect(slab, common)
                 assert part is not None
-                out[_within(part, box)] = held.reshape(fmt.box_shape(slab))[_within(part, slab)]
+                out[within(part, box)] = held.reshape(fmt.box_shape(slab))[within(part, slab)]
         except CheckpointDamaged as error:
             raise as_damaged(f"tensor {placed.tensor}: {error.what}", error.where) from error
 
@@ -345,7 +360,7 @@ def _blocks_of(stored: _Stored, common: Box) -> Iterator[Block]:
             yield table, index
 
 
-def _within(part: Box, box: Box) -> tuple[slice, ...]:
+def within(part: Box, box: Box) -> tuple[slice, ...]:
     return tuple(slice(a - origin, b - origin) for (a, b), (origin, _) in zip(part, box, strict=True))
 
 

@@ -216,6 +216,26 @@ class MemorySaved(Record, tag="memory_save"):
     stall_s: float
 
 
+class RestoreDone(Record, tag="restore"):
+    """What one rank restored, from where, and what it took; every byte of it was checked."""
+
+    step: int
+    commit: int
+    rank: int
+    ranks: int
+    source: str
+    """Folder that was read."""
+    reason: str
+    """Why that one."""
+    read_bytes: int
+    """By this rank, in whole blocks of images."""
+    read_bytes_all: int
+    """By all ranks together."""
+    sent_bytes: int
+    """Passed on by this rank to others."""
+    seconds: float
+
+
 class IntervalChosen(Record, tag="interval"):
     """With `checkpoint.every_s = "auto"`: from now on so long from one save to the next, and why, in words."""
 
@@ -234,5 +254,5 @@ AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
-    | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | TrainingDone
+    | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | RestoreDone | TrainingDone
 )

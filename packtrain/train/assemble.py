@@ -20,8 +20,10 @@ from packtrain.checkpoint.reader import Checkpoint, restoring
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import BufferFolder, choose_buffer_folder
 from packtrain.core.contract import CarrierClient, Control, Place
-from packtrain.core.errors import Contradiction, TokenizerMismatch
+from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, Contradiction, TokenizerMismatch
 from packtrain.core.platform import Platform
+from packtrain.core.records import RestoreDone
+from packtrain.core.units import NS, bytes_text
 from packtrain.data.loader import Loader, Prefetcher, check_held_out, open_loader
 from packtrain.data.tokenizer import check_foreign
 from packtrain.train.flops import measure_peak
@@ -32,7 +34,7 @@ from packtrain.train.mesh import make_mesh
 from packtrain.train.orders import Orders, Wire
 from packtrain.train.profile import Compiled, Profiler
 from packtrain.train.sample import Sampler
-from packtrain.train.saving import Saves, Standing, import_params, local_bytes, restore_state, warning
+from packtrain.train.saving import Saves, Standing, Taken, import_params, local_bytes, restore_state, warning
 from packtrain.train.seat import Desk, writer_name
 from packtrain.train.sections import Sections
 from packtrain.train.selfcheck import check_attention
@@ -128,9 +130,41 @@ def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tup
     found = restoring(desk.platform, desk.place.run, restore.commit, restore.digest)
     with desk.beats.during("restore"), found as checkpoint:
         check_lineage(checkpoint, facts_of(spec, loader, desk.platform))
-        state = restore_state(checkpoint, spec, mesh)
+        state = _restored(desk, checkpoint, mesh)
     published = (checkpoint.manifest.step, restore.commit) if checkpoint.published else (-1, 0)
     return state, Standing.of(checkpoint.manifest), published
+
+
+def _restored(desk: Desk, checkpoint: Checkpoint, mesh: Mesh) -> State:
+    """The state, and a record of where it came from and what that took."""
+    place, restore, began_ns, taken = desk.place, desk.place.restore, desk.platform.boot_ns(), list[Taken]()
+    assert restore is not None
+    try:
+        state = jax.block_until_ready(restore_state(checkpoint, desk.spec, mesh, taken.append))
+    except (CheckpointDamaged, CheckpointUnreadable):
+        leave_world(place)  # all ranks are here: whoever went first could end the others before they have said why
+        raise
+    reason = "the save this attempt begins from" if checkpoint.published else "in memory, newer than any save"
+    done = RestoreDone(
+        step=checkpoint.manifest.step, commit=restore.commit, rank=place.rank, ranks=jax.process_count(),
+        source=checkpoint.folder, reason=reason,
+        read_bytes=taken[0].read_bytes, read_bytes_all=taken[0].read_bytes_all, sent_bytes=taken[0].sent_bytes,
+        seconds=(desk.platform.boot_ns() - began_ns) / NS,
+    )
+    desk.journal.write(done)
+    if place.rank == 0:
+        print(restore_line(done), flush=True)
+    return state
+
+
+def restore_line(done: RestoreDone) -> str:
+    """A restore in one line for the log."""
+    others = f" of {bytes_text(done.read_bytes_all)} by all {done.ranks} ranks" if done.ranks > 1 else ""
+    passed = f", {bytes_text(done.sent_bytes)} passed on" if done.sent_bytes else ""
+    return (
+        f"restored step {done.step} from {done.source} ({done.reason}): {bytes_text(done.read_bytes)} read here{others}"
+        f"{passed}, every block checked, {done.seconds:.1f} s"
+    )
 
 
 def _world_peak(desk: Desk, precision: str) -> float:

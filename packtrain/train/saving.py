@@ -1,21 +1,24 @@
 """Between the state on devices and the bytes of a checkpoint.
 
 Out: each process hands over the pieces its own devices hold, one copy of each (replica 0); no tensor is ever gathered.
-In:  each process reads exactly the boxes its own devices need, verified, whatever mesh they were written under.
+In:  what devices need is read once by all processes together, verified, whatever mesh it was written under.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from packtrain.checkpoint import format as fmt
+from packtrain.checkpoint.deal import Deal
 from packtrain.checkpoint.format import Box, LocalTensor, Manifest, TensorSpec
+from packtrain.checkpoint.gather import Alone, Boxes, Fabric, gather
 from packtrain.checkpoint.interop import hf
 from packtrain.checkpoint.interval import RECENT, Cost
 from packtrain.checkpoint.reader import Checkpoint
@@ -26,6 +29,7 @@ from packtrain.core.platform import Platform
 from packtrain.core.records import ErrorSeen, MemorySaved, SaveDone
 from packtrain.core.units import NS, duration_text
 from packtrain.train.axes import ParamSpec
+from packtrain.train.fabric import Devices
 from packtrain.train.model import Tree, name_of, param_specs
 from packtrain.train.rounding import DTYPES
 from packtrain.train.sections import Sections
@@ -107,11 +111,16 @@ def local_bytes(state: State) -> int:
     return sum(s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.replica_id == 0)
 
 
-def restore_state(checkpoint: Checkpoint, spec: Sections, mesh: Mesh) -> State:
-    """The saved state on `mesh`, bit for bit. Raises WrongModel, CheckpointDamaged, LayoutError."""
+def restore_state(
+    checkpoint: Checkpoint, spec: Sections, mesh: Mesh, told: Callable[[Taken], None] = lambda taken: None
+) -> State:
+    """The saved state on `mesh`, bit for bit; `told` as in `placed_tensors`, and called by all processes as that is.
+
+    Raises WrongModel, CheckpointDamaged, CheckpointUnreadable, LayoutError.
+    """
     check_model(checkpoint.specs, state_specs(spec.model, spec.optim), checkpoint.folder)
     places = flatten(shardings(spec.model, spec.optim, mesh))
-    return unflatten(placed_tensors(checkpoint, places), spec.model, spec.optim)
+    return unflatten(placed_tensors(checkpoint, places, told), spec.model, spec.optim)
 
 
 def import_params(weights: hf.Weights, spec: Sections, mesh: Mesh) -> Tree:
@@ -161,27 +170,57 @@ def _text(spec: LeafSpec | None) -> str:
     return f"{dtype}[{', '.join(f'{dim} {n}' for dim, n in zip(dims, shape))}]"
 
 
-def placed_tensors(checkpoint: Checkpoint, places: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
-    """These tensors on their devices, each process reading what its own need, disk and checksums ahead of the copying.
+class Taken(NamedTuple):
+    """What a restore took, in bytes of images: read by this process, read by all, passed on by this one."""
 
-    Raises CheckpointDamaged, CheckpointUnreadable.
+    read_bytes: int
+    read_bytes_all: int
+    sent_bytes: int
+
+
+def placed_tensors(
+    checkpoint: Checkpoint, places: Mapping[str, NamedSharding], told: Callable[[Taken], None] = lambda taken: None
+) -> dict[str, jax.Array]:
+    """These tensors on their devices. Called by all processes that hold any of them: each block is read by one.
+
+    `told` hears what it took. Raises CheckpointDamaged, CheckpointUnreadable; on all processes when on one.
     """
-    boxes = {name: _boxes(place, checkpoint.specs[name].shape) for name, place in places.items()}
-    with checkpoint.ahead((name, box) for name in places for box in boxes[name]):
-        return {name: _placed(checkpoint, name, place, boxes[name]) for name, place in places.items()}
+    devices: set[Any] = {device for place in places.values() for device in place.device_set}
+    processes = sorted({device.process_index for device in devices})
+    wanted = {name: _wanted(place, checkpoint.specs[name].shape, processes) for name, place in places.items()}
+    deal = Deal(checkpoint.tables, wanted, len(processes))
+    fabric: Fabric = Devices(processes) if len(processes) > 1 else Alone()
+    placed: dict[str, jax.Array] = {}
+
+    def place(name: str, boxes: Boxes) -> None:
+        placed[name] = _placed(checkpoint.specs[name], places[name], boxes)
+
+    gather(checkpoint, deal, fabric, place)
+    for name in places:
+        if name not in placed:
+            place(name, {})  # no element of it belongs here
+    told(Taken(deal.read_bytes(fabric.rank), deal.read_bytes(), deal.sent_bytes(fabric.rank)))
+    return {name: placed[name] for name in places}
 
 
-def _boxes(place: NamedSharding, shape: tuple[int, ...]) -> list[Box]:
-    """What this process's devices hold; several of one box once."""
-    indices = place.addressable_devices_indices_map(shape).values()
-    return list(dict.fromkeys(box_of(index or (), shape) for index in indices))
+def _wanted(place: NamedSharding, shape: tuple[int, ...], processes: Sequence[int]) -> dict[Box, list[int]]:
+    """Which ranks hold which box: the same on every process."""
+    ranks = {process: rank for rank, process in enumerate(processes)}
+    found: dict[Box, dict[int, None]] = {}
+    indices: Mapping[Any, tuple[slice, ...] | None] = place.devices_indices_map(shape)
+    for device, index in indices.items():
+        found.setdefault(box_of(index or (), shape), {})[ranks[device.process_index]] = None
+    return {box: list(holders) for box, holders in found.items()}
 
 
-def _placed(checkpoint: Checkpoint, name: str, place: NamedSharding, boxes: list[Box]) -> jax.Array:
-    """One tensor on its devices."""
-    shape = checkpoint.specs[name].shape
-    read = {box: checkpoint.read(name, box) for box in boxes}
-    return jax.make_array_from_callback(shape, place, lambda index: read[box_of(index or (), shape)])
+def _placed(spec: TensorSpec, place: NamedSharding, boxes: Boxes) -> jax.Array:
+    """One tensor on its devices; boxes without an element need not be there."""
+
+    def piece(index: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
+        box = box_of(index or (), spec.shape)
+        return boxes[box] if box in boxes else np.empty(fmt.box_shape(box), fmt.DTYPES[spec.dtype][1])
+
+    return jax.make_array_from_callback(spec.shape, place, piece)
 
 
 def warning(error: Mapping[str, str]) -> ErrorSeen:

@@ -24,6 +24,7 @@ from packtrain.core.records import (
     EvalDone,
     PhaseTotals,
     ProfileDone,
+    RestoreDone,
     SampleDone,
     SaveDone,
     StepDone,
@@ -151,10 +152,20 @@ def test_by_hand_from_the_first_step_to_the_last(
     check_profile(found(run, ProfileDone))
     assert [(s.step, s.prompt, s.final) for s in found(run, SampleDone)] == [(STEPS, "line ", True)]
     assert [b.restore_step < 0 for b in found(run, AttemptBegan)] == [True, False, False]
+    check_restores(found(run, RestoreDone), found(run, AttemptBegan), last.log.read_text())
     assert [e.name for e in found(run, ErrorSeen)] == ["run.stopped_on_request"]
     check_losses(found(run, StepDone))
     check_phases(found(run, PhaseTotals))
     assert generate(run, "line ", 8, 0.0) == generate(run, "line ", 8, 0.0)
+
+
+def check_restores(restores: list[RestoreDone], began: list[AttemptBegan], log: str) -> None:
+    """Each attempt but the first tells what it read, and from where; one process reads all and passes nothing on."""
+    assert [done.step for done in restores] == [attempt.restore_step for attempt in began[1:]]
+    for done in restores:
+        assert done.read_bytes == done.read_bytes_all > 0 and (done.sent_bytes, done.ranks) == (0, 1)
+        assert f"step-{done.step:08d}" in done.source and done.seconds > 0
+    assert f"restored step {restores[-1].step} from {restores[-1].source}" in log
 
 
 def check_evals(evals: list[EvalDone], corpus: str, text: str) -> None:
