@@ -114,7 +114,8 @@ class StepDone(Record, tag="step"):
     mfu: float
     """Model FLOPs by mask area / (seconds * measured matmul peak)."""
     update_norm: float = 0.0
-    """Global norm of what the update changed, rate and decay included, every tenth step; 0: not told, or no update."""
+    """Global norm of what the update changed, rate and decay included, every tenth step; 0: not told, or no update.
+    With `optim.master=bf16` before the change is rounded to what is kept."""
     param_norm: float = 0.0
     """Global norm of the parameters after the update; 0: no update, or an older record."""
 

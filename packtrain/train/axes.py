@@ -42,6 +42,10 @@ TABLE: dict[str, tuple[str, ...]] = {
 """Mesh axes of a dim, the outermost first. `span` begins as `length` does, so a span lies inside its length."""
 
 
+PARTS = 8
+"""Of the layers in an update: more need less memory and more, smaller collectives."""
+
+
 @dataclass(frozen=True)
 class ParamSpec:
     """A parameter as declared: logical shape, a name for each dim, and how it starts.
@@ -184,6 +188,15 @@ _rounded_and_gathered.defvjp(_rounded_forward, _rounded_backward)
 def dealt_layers(layers: int, dims: tuple[str, ...], mesh: AnyMesh) -> int:
     """How many layers, with those that fill up, are dealt to the devices that cut a stacked tensor of these dims."""
     return layers + -layers % math.prod(mesh.shape[axis] for axis in cutting(dims, mesh))
+
+
+def dealt_at_once(layers: int, dims: tuple[str, ...], mesh: AnyMesh) -> int:
+    """How many layers an optimizer takes at a time: about an eighth of them, and as many as the devices that they are
+    dealt to divide, or all. Together the parts deal no more layers than `dealt_layers`."""
+    devices = dealt_layers(1, dims, mesh)
+    rounds = dealt_layers(layers, dims, mesh) // devices
+    at_once = max(n for n in range(1, -(-rounds // PARTS) + 1) if rounds % n == 0)
+    return min(layers, at_once * devices)
 
 
 def dealt(x: jax.Array, dims: tuple[str, ...], mesh: Mesh) -> jax.Array:

@@ -5,6 +5,7 @@ What an optimizer makes of a gradient is in directions.py; here are rate, clippi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from packtrain.train import norms
+from packtrain.train import axes, norms
 from packtrain.train.axes import ParamSpec
 from packtrain.train.config import OptimConfig
 from packtrain.train.directions import OPTIMIZERS, Slots, adam_direction
@@ -85,6 +86,26 @@ def clip_factor(norm: jax.Array, clip_norm: float) -> jax.Array | float:
     return jnp.minimum(1.0, clip_norm / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
 
 
+Kept = tuple[jax.Array, Slots]
+"""Of a parameter, or some layers of it: value and slots, as they are kept."""
+Part = Callable[..., tuple[jax.Array, Slots, jax.Array]]
+"""(value, gradient, slots, number of the first layer) -> value, slots, and the change in f32."""
+Carry = tuple[Kept, Kept, jax.Array, jax.Array]
+"""What is kept; what the turn before made; where that belongs; squares of the change so far."""
+
+
+class Update(NamedTuple):
+    """What one update has for all parameters: see `updated`."""
+
+    factor: jax.Array | float
+    rate: jax.Array
+    updates: jax.Array
+    """Applied before this one."""
+    optim: OptimConfig
+    mesh: Mesh
+    key: jax.Array | None
+
+
 class Moved(NamedTuple):
     """One parameter after an update."""
 
@@ -106,23 +127,76 @@ def updated(
     weights, and the clipping) comes along so that it fuses with the moments, no pass of its own.
     Source of decoupled decay: arXiv:1711.05101.
     """
-    names, rule = OPTIMIZERS[optim.name].names, OPTIMIZERS[optim.name].rule
+    names, update = OPTIMIZERS[optim.name].names, Update(factor, rate, opt["count"], optim, mesh, key)
 
     def move(path: Path, spec: ParamSpec, p: jax.Array, total: jax.Array, *kept: jax.Array | None) -> Moved:
-        p, name = p.astype(jnp.float32), name_of(path)
-        slots = {slot: x.astype(jnp.float32) for slot, x in zip(names, kept) if x is not None}
-        direction, slots = rule(total * factor, slots, opt["count"], spec, optim, mesh)
-        change = rate * (direction + _decay(spec, optim) * p)
-        seen = jnp.float32(0) if _is_adam(slots) else jnp.square(change).sum()
-        value = rounded(p - change, DTYPES[optim.master], key, name)
-        slots = {slot: rounded(x, kept_as(slot, optim), key, f"{slot}/{name}") for slot, x in slots.items()}
-        return Moved(value, slots, seen)
+        slots = {slot: x for slot, x in zip(names, kept) if x is not None}
+        part = functools.partial(_moved, update, spec, name_of(path))
+        if spec.is_matrix and spec.dims[0] == "layer" and not _is_adam(slots):
+            return _in_turn(part, p, total, slots, axes.dealt_at_once(len(p), spec.dims, mesh))
+        value, moved, change = part(p, total, slots)
+        return Moved(value, moved, jnp.float32(0) if _is_adam(slots) else jnp.square(change).sum())
 
     moved = jax.tree.map_with_path(move, specs, params, sums, *[opt[name] for name in names])
     all_moved = jax.tree.leaves(moved, is_leaf=lambda x: isinstance(x, Moved))
     slots = {name: jax.tree.map(lambda _, m, n=name: m.slots.get(n), specs, moved) for name in names}
     change = jnp.float32(sum(m.change for m in all_moved))
     return jax.tree.map(lambda _, m: m.value, specs, moved), {"count": opt["count"] + 1} | slots, change
+
+
+def _moved(
+    update: Update, spec: ParamSpec, name: str, p: jax.Array, total: jax.Array, slots: Slots,
+    first: jax.Array | None = None,
+) -> tuple[jax.Array, Slots, jax.Array]:
+    """A `Part`."""
+    optim, key = update.optim, update.key
+    p, slots = p.astype(jnp.float32), {slot: x.astype(jnp.float32) for slot, x in slots.items()}
+    rule = OPTIMIZERS[optim.name].rule
+    direction, slots = rule(total * update.factor, slots, update.updates, spec, optim, update.mesh)
+    change = update.rate * (direction + _decay(spec, optim) * p)
+    value = rounded(p - change, DTYPES[optim.master], key, name, first)
+    kept = {slot: rounded(x, kept_as(slot, optim), key, f"{slot}/{name}", first) for slot, x in slots.items()}
+    return value, kept, change
+
+
+def _in_turn(part: Part, p: jax.Array, total: jax.Array, slots: Slots, width: int) -> Moved:
+    """`part` of `width` layers after the other, written where they were read. So what a rule needs besides gradient,
+    parameter and slots is as large as a few layers: done all at once it was as large as three parameters (measured).
+    """
+    kept, zero = (p, slots), jnp.int32(0)
+    carry = kept, _read(kept, zero, width), zero, jnp.float32(0)
+    turn = functools.partial(_turn, part, total, width)
+    kept, last, at, squares = jax.lax.fori_loop(0, -(-len(p) // width), turn, carry)
+    return Moved(*_written(kept, last, at), squares)
+
+
+def _turn(part: Part, total: jax.Array, width: int, n: jax.Array, carry: Carry) -> Carry:
+    """A part is written at the beginning of the next turn, where nobody reads what it overwrites: else XLA copies the
+    whole stack in each. Where the layers do not divide, the last part begins with layers that are done, and leaves them
+    alone.
+    """
+    kept, last, at, squares = carry
+    kept, first = _written(kept, last, at), jnp.minimum(n * width, len(total) - width)
+    old, grads = _read((kept, total), first, width)
+    value, slots, change = part(old[0], grads, old[1], first)
+    new = value, slots
+    if len(total) % width:
+        due = first + jnp.arange(width) >= n * width
+        new, change = jax.tree.map(functools.partial(_where, due), (new, change), (old, jnp.zeros_like(change)))
+    return kept, new, first, squares + jnp.square(change).sum()
+
+
+def _read(stacks: Any, first: jax.Array, width: int) -> Any:
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, width), stacks)
+
+
+def _written(stacks: Kept, part: Kept, first: jax.Array) -> Kept:
+    return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, first, 0), stacks, part)
+
+
+def _where(due: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    """By layer."""
+    return jnp.where(due.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 @jax.named_scope("optimizer")

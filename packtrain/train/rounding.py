@@ -8,6 +8,7 @@ resumed run rounds as an uncut one.
 
 from __future__ import annotations
 
+import functools
 import zlib
 
 import jax
@@ -21,11 +22,21 @@ def rounding_key(seed: int, step: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), zlib.crc32(b"rounding")), step)
 
 
-def rounded(x: jax.Array, dtype: jnp.dtype, key: jax.Array | None, name: str) -> jax.Array:
-    """Finite f32 `x` as `dtype`; with a key at random: up with a chance equal to the share of the step below it."""
+def rounded(
+    x: jax.Array, dtype: jnp.dtype, key: jax.Array | None, name: str, first: jax.Array | None = None
+) -> jax.Array:
+    """Finite f32 `x` as `dtype`; with a key at random: up with a chance equal to the share of the step below it.
+
+    `first`: `x` is some layers of a stack, from this one on; each has random bits of its own, however many come along.
+    """
     if key is None or dtype != jnp.bfloat16:
         return x.astype(dtype)
-    noise = jax.random.bits(jax.random.fold_in(key, zlib.crc32(name.encode())), x.shape, jnp.uint16)
+    key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+    if first is None:
+        noise = jax.random.bits(key, x.shape, jnp.uint16)
+    else:
+        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(first + jnp.arange(len(x)))
+        noise = jax.vmap(lambda key: jax.random.bits(key, x.shape[1:], jnp.uint16))(keys)
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + noise.astype(jnp.uint32)
     # bf16 is the upper half of f32, so a carry out of the lower half is one step away from 0.
     return jax.lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32).astype(dtype)

@@ -48,6 +48,11 @@ WORKING = {
 in programs whose sizes were varied in turn, and by name in what the compiler says is live at the peak."""
 
 
+UPDATING = {"adamw": (0, 0), "muon": (10, 16), "adafactor": (6, 6)}
+"""optimizer -> arrays at work in an update, as large as the layers of a matrix that it takes at a time: where it takes
+some, and where it takes all. Counted as those above."""
+
+
 class Collective(NamedTuple):
     """One of the program's collectives, as one device sees it."""
 
@@ -148,9 +153,12 @@ def memory(of: Layout) -> dict[str, int]:
     state, model = state_bytes(of), of.spec.model
     params, opt = state.pop("params"), state.pop("opt")
     sums = 2 if of.spec.train.microbatches > 1 else 1  # of all microbatches so far, and of this one
+    kept = model.layers * kept_bytes(of)
     return {
         "parameters": params, "optimizer": opt, "batch and counters": sum(state.values()) + batch_bytes(of),
-        "gradients": sums * params, "kept by layers": model.layers * kept_bytes(of), "at work": working_bytes(of),
+        "gradients": sums * params, "kept by layers": kept,
+        # after the backward pass one sum of gradients is there, and nothing that layers kept
+        "at work": max(working_bytes(of), update_bytes(of) - (sums - 1) * params - kept),
     }
 
 
@@ -185,6 +193,21 @@ def working_bytes(of: Layout) -> int:
     scores = min(CHUNK_BYTES, F32 * of.activation(("length", of.spec.data.length)) * model.vocab)
     loss = 3 * table + 2 * scores + 3 * of.compute * n["stream"]
     return max(layer, loss)
+
+
+def update_bytes(of: Layout) -> int:
+    """That exist for a while after the backward pass, beside the gradients: those added up over the axes that do not
+    cut them; then what the optimizer needs for the largest matrix.
+    """
+    params = [(shape, dims) for name, (shape, _, dims) in of.leaves.items() if name.startswith("params/")]
+    summed = sum(F32 * of.elements(dims, shape) for shape, dims in params if axes.not_cutting(dims, of.mesh))
+    some, every = UPDATING[of.spec.optim.name]
+    taken = [0]
+    for spec in filter(is_orthogonal, param_specs(of.spec.model)["layers"].values()):
+        width = axes.dealt_at_once(spec.shape[0], spec.dims, of.mesh)
+        arrays = some if width < spec.shape[0] else every
+        taken.append(arrays * F32 * width * of.elements(spec.dims[1:], spec.shape[1:]))
+    return max(summed, *taken)
 
 
 def flops_per_token(spec: Sections) -> int:

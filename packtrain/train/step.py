@@ -58,7 +58,8 @@ class Out(NamedTuple):
     orders_R4: jax.Array
     """Every process's row of orders."""
     update_norm: jax.Array
-    """Global norm of the change of the parameters; 0 where none was applied, or not told (NORM_EVERY_STEPS)."""
+    """Global norm of the change of the parameters; 0 where none was applied, or not told (NORM_EVERY_STEPS). With bf16
+    masters that of the change before it is rounded: what was kept of it may be less, or nothing."""
     param_norm: jax.Array
     """Of the parameters after it; 0 where no update was applied."""
 

@@ -23,14 +23,19 @@ ROOT = pathlib.Path(__file__).parents[2]
 SENT_TOLERANCE = 0.05
 """The bound asked for; measured: nothing but scalars differs."""
 MEMORY_TOLERANCE = 0.10
-"""The bound asked for; measured: 2.3% at most."""
+"""The bound asked for; measured: 2.8% at most, but 8% at 4 narrow layers with few tokens."""
 SCALARS = 1024
 """Bytes of losses, norms, counters and digest, which the formula leaves out: none grows with the model."""
-ALLOWED_COPIES = (
-    r"%wrapped_broadcast[.\d]*",  # zeros that gradients are added to
-    r"%param_0[.\d]*", r"state\.params\[\\*'(un)?embedding\\*'\]",  # a table, laid out for its gather
-    r".*/(all_gather|reduce_scatter|scatter-add|transpose|dot_general)",  # tables; a layer's weights, laid out for use
-)
+FACTORS = 0.1
+"""Share of the state that Adafactor may send of its statistics. Measured: 5% at 64 narrow layers, under 1% at 1b."""
+ALLOWED_COPIES = {
+    "stack": r"%wrapped_broadcast[.\d]*",  # zeros that gradients are added to
+    "piece of a table": r"state\.params\[\\*'embedding\\*'\]|.*/reduce_scatter",  # laid out for use; gradient
+    "table": r".*/(all_gather|scatter-add|transpose)",  # the same
+}
+"""As large as what -> where a copy may come from."""
+OF_ADAFACTOR = "piece of a table", r"%get-tuple-element[.\d]*"
+"""It takes tables whole, and XLA copies them once (docs/LIMITS.md)."""
 
 
 @functools.cache
@@ -44,31 +49,62 @@ def measured(devices: int) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("devices", [8, 64])
 def test_bytes_sent(devices: int) -> None:
-    """By mesh axes and kind, compiled programs send what the formula says, within 5% or a few scalars."""
+    """By mesh axes and kind, compiled programs send what the formula says, within 5% or a few scalars. Not counted:
+    Adafactor's sums over rows and columns, which are little beside its state."""
     for name, case in measured(devices).items():
         found, wanted = case["sent"], case["sent_wanted"]
         for key in found.keys() | wanted.keys():
+            factored = case["optim"] == "adafactor" and key.endswith("all-reduce")
+            uncounted = FACTORS * case["state"] if factored else 0
             off = abs(found.get(key, 0) - wanted.get(key, 0))
-            assert off <= max(SCALARS, SENT_TOLERANCE * wanted.get(key, 0)), (name, key)
+            assert off <= max(SCALARS, uncounted, SENT_TOLERANCE * wanted.get(key, 0)), (name, key)
 
 
 def test_memory_of_each_rung() -> None:
-    """Arguments are state and batch, exactly; with temporaries the compiled steps are within 10% of the formula."""
+    """Arguments are state and batch, to a few scalars, as counted here and as counted by the formula; with temporaries
+    the compiled steps are within 10% of the formula."""
     cases = measured(8) | measured(64)
     assert {f"{size} fsdp 8" for size in RUNGS} <= cases.keys()
     for name, case in cases.items():
-        assert 0 <= case["arguments"] - case["state"] - case["batch"] <= SCALARS, name
-        assert 0 <= case["outputs"] - case["state"] <= SCALARS, name
-        if not name.endswith("layers"):  # as few tokens as in those a person would not give a device
-            found = case["arguments"] + case["temporary"]
-            assert found == pytest.approx(case["memory_wanted"], rel=MEMORY_TOLERANCE), name
+        state, batch = state_by_hand(case), batch_by_hand(case)
+        assert 0 <= case["arguments"] - state - batch <= SCALARS, name
+        assert 0 <= case["outputs"] - state <= SCALARS, name
+        assert case["batch"] == batch and 0 <= case["state"] - state <= SCALARS, name
+        found = case["arguments"] + case["temporary"]
+        assert found == pytest.approx(case["memory_wanted"], rel=MEMORY_TOLERANCE), name
+
+
+def state_by_hand(case: dict[str, Any]) -> int:
+    """Bytes of parameters and slots on a device, from the sizes of the model alone."""
+    model, embed_over, tensor = case["model"], case["mesh"].get("fsdp", 1), case["mesh"].get("tensor", 1)
+    layers, embed, head = model["layers"], model["embed"] // embed_over, model["head"]
+    tables = (1 if model["tied"] else 2) * model["vocab"] // tensor * embed
+    inners = [model["mlp"]] * 3 + [n * head for n in (model["heads"], model["heads"], *[model["kv_heads"]] * 2)]
+    matrices = layers * sum(inner // tensor * embed for inner in inners)
+    vectors = layers * (2 * embed + 2 * head * model["qk_norm"]) + embed
+    slots = {
+        "adamw": 2 * (tables + matrices + vectors), "muon": 2 * (tables + vectors) + matrices,
+        "adafactor": layers * sum(inner // tensor + embed for inner in inners) + vectors
+        + (1 if model["tied"] else 2) * (model["vocab"] // tensor + embed),
+    }
+    return 4 * (tables + matrices + vectors + slots[case["optim"]])
+
+
+def batch_by_hand(case: dict[str, Any]) -> int:
+    """Bytes of six fields of four."""
+    mesh = case["mesh"]
+    rows = case["rows"] // (mesh.get("replica", 1) * mesh.get("fsdp", 1))
+    return 6 * 4 * rows * (case["length"] // mesh.get("context", 1))
 
 
 def test_no_copy_of_a_parameter() -> None:
-    """Nothing as large as a device's piece of a stacked parameter, or as a table, is copied, but for a short list."""
-    allowed = re.compile("|".join(ALLOWED_COPIES))
-    found = [copy for copy in measured(8)["64 layers"]["copies"] if not allowed.fullmatch(copy)]
-    assert not found
+    """Nothing as large as a device's piece of a stacked matrix, or as a table, is copied, but for a short list."""
+    for name in ("64 layers", "64 layers, muon", "64 layers, adafactor"):
+        allowed = list(ALLOWED_COPIES.items()) + [OF_ADAFACTOR] * name.endswith("adafactor")
+        copies = measured(8)[name]["copies"]
+        assert not [
+            copy for copy in copies if not any(copy[0] == what and re.fullmatch(at, copy[1]) for what, at in allowed)
+        ], name
 
 
 def test_no_stack_of_parameters_is_cast() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
@@ -163,7 +164,10 @@ def totals(found: Iterable[Collective | Traced]) -> dict[tuple[tuple[str, ...], 
     return dict(sums)
 
 
-TRACED = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "psum": "all-reduce", "pmax": "all-reduce"}
+TRACED = {
+    "all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "psum": "all-reduce", "pmax": "all-reduce",
+    "all_to_all": "all-to-all",
+}
 
 
 class Traced(NamedTuple):
@@ -176,7 +180,7 @@ class Traced(NamedTuple):
 
 
 def traced(program: Any, mesh: Mapping[str, int], turns: int = 1) -> Iterator[Traced]:
-    """Every collective of a jaxpr, of loops and inner programs too; sent as `Collective` says."""
+    """Every collective of a jaxpr, of loops, branches and inner programs too; sent as `Collective` says."""
     for operation in program.eqns:
         if kind := TRACED.get(operation.primitive.name):
             over = operation.params.get("axis_name") or operation.params["axes"]
@@ -185,7 +189,7 @@ def traced(program: Any, mesh: Mapping[str, int], turns: int = 1) -> Iterator[Tr
                 result = made.aval.size * made.aval.dtype.itemsize
                 yield Traced(kind, tuple(over), made.aval.dtype, turns * sent_bytes(kind, result, n))
         loop = operation.params["length"] if operation.primitive.name == "scan" else 1
-        for value in operation.params.values():
+        for value in jax.tree.leaves(list(operation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
                 yield from traced(inner, mesh, turns * loop)

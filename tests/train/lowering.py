@@ -21,6 +21,9 @@ from packtrain.train.shape import Layout
 from packtrain.train.state import unflatten
 from packtrain.train.step import BATCH_FIELDS, make_step
 
+AS_USERS = "PACKTRAIN_TESTS_COMPILE_AS_USERS"
+"""Environment variable: where it is set, tests of the trainer compile as the programs that users run are compiled, many
+times slower. tests/soak/test_as_users.py sets it."""
 QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false"
 """For XLA_FLAGS of a process that compiles to see what a program does, not how well it is compiled."""
 SHIPPED: Any = {"xla_cpu_use_fusion_emitters": True}

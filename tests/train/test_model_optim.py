@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
+from packtrain.train import axes
 from packtrain.train.axes import ParamSpec
 from packtrain.train.config import OptimConfig
 from packtrain.train.guard import summary
@@ -50,6 +52,34 @@ def test_updates_equal_optax_adamw() -> None:
     mine, wanted = five_updates(draws(0), [draws(seed) for seed in range(1, 6)])
     for name in SPECS:
         np.testing.assert_allclose(mine[name], wanted[name], rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["muon", "adafactor"])
+def test_layers_that_do_not_divide_over_the_devices(name: str) -> None:
+    """Three layers taken two at a time, the second of them twice, end as one at a time on one device."""
+    spec, optim = ParamSpec((3, 4, 6), ("layer", "embed", "mlp"), 1.0), OptimConfig(name=name)
+    draw, specs = np.random.default_rng(0), {"x": spec}
+    p, grads = ({"x": jnp.asarray(draw.normal(size=spec.shape), jnp.float32)} for _ in range(2))
+
+    def ended(mesh: Mesh) -> Any:
+        return jax.jit(
+            lambda p, grads: updated(p, start_opt(optim, specs), grads, 1.0, specs, jnp.float32(1e-2), optim, mesh)
+        )(p, grads)
+
+    assert axes.dealt_at_once(3, spec.dims, mesh_of(fsdp=2)) == 2 and axes.dealt_at_once(3, spec.dims, mesh_of()) == 1
+    for mine, wanted in zip(*(jax.tree.leaves(ended(mesh)) for mesh in (mesh_of(fsdp=2), mesh_of())), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(("layers", "devices", "wanted"), [
+    (64, 1, 8), (64, 8, 8), (128, 8, 16), (60, 4, 4), (62, 4, 8), (12, 8, 8), (6, 8, 6), (1, 1, 1), (61, 1, 1),
+])
+def test_layers_at_once(layers: int, devices: int, wanted: int) -> None:
+    """At most an eighth, so many that all devices have as many, none dealt twice for nothing."""
+    mesh, dims = mesh_of(fsdp=devices), ("layer", "embed", "mlp")
+    at_once = axes.dealt_at_once(layers, dims, mesh)
+    assert at_once == wanted
+    assert -(-layers // at_once) * axes.dealt_layers(at_once, dims, mesh) == axes.dealt_layers(layers, dims, mesh)
 
 
 def test_decay_falls_on_matrices_only() -> None:

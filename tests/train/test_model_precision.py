@@ -121,6 +121,16 @@ def test_rounding_follows_seed_step_and_name() -> None:
     np.testing.assert_array_equal(rounded(x, DTYPES["f32"], rounding_key(1, jnp.int32(5)), "mu/q"), x)
 
 
+def test_rounding_of_some_layers_is_that_of_all() -> None:
+    """An optimizer that takes a few layers at a time rounds each as one that takes them all, and no two alike."""
+    x, key = jnp.full((6, 64), 1.001, jnp.float32), rounding_key(1, jnp.int32(5))
+    whole = np.asarray(rounded(x, BF16, key, "gate", jnp.int32(0)))
+    cuts = (0, 2), (2, 5), (5, 6)
+    parts = [np.asarray(rounded(x[at:end], BF16, key, "gate", jnp.int32(at))) for at, end in cuts]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert len({layer.tobytes() for layer in whole}) == 6
+
+
 def test_rounding_is_the_same_on_every_layout() -> None:
     """An element is rounded by its place in the whole tensor, wherever it lies."""
     dims, x = ("layer", "embed", "mlp"), np.random.default_rng(0).normal(size=(2, 16, 24)).astype(np.float32)

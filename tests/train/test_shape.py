@@ -27,9 +27,12 @@ SCALARS = 512
 """Bytes that losses, norms, counters and the digest may send and the formula leaves out."""
 
 
-def layout(microbatches: int = 1, remat: str = "none", precision: str = "f32", **mesh: int) -> shape.Layout:
+def layout(
+    microbatches: int = 1, remat: str = "none", precision: str = "f32", optim: str = "adamw", **mesh: int
+) -> shape.Layout:
     train = TrainConfig(mesh=mesh, microbatches=microbatches, remat=remat, precision=precision)
-    return shape.Layout(Sections(model=MODEL, optim=OPTIM, train=train, data=DataConfig(batch_rows=8, length=16)))
+    rule, data = msgspec.structs.replace(OPTIM, name=optim), DataConfig(batch_rows=8, length=16)
+    return shape.Layout(Sections(model=MODEL, optim=rule, train=train, data=data))
 
 
 @functools.cache
@@ -61,6 +64,16 @@ def test_bf16_sends_weights_in_bf16_and_gradients_in_f32(mesh: dict[str, int]) -
     sent, wanted = collectives.totals(found), shape.sent_bytes(of)
     for key in sent.keys() | wanted.keys():
         assert 0 <= sent.get(key, 0) - wanted.get(key, 0) <= SCALARS, key
+
+
+def test_muon_deals_its_layers_as_the_formula_says() -> None:
+    """As traced, the conditional's branches included: 3 layers dealt to 2 x 2 devices are 4, there and back."""
+    of = layout(optim="muon", fsdp=2, tensor=2)
+    found = collectives.totals(collectives.traced(lowering.traced(of).jaxpr, of.mesh.shape))
+    sent, wanted = (
+        {key: count for key, count in sums.items() if key[1] == "all-to-all"} for sums in (found, shape.sent_bytes(of))
+    )
+    assert sent == wanted and len(wanted) == 2
 
 
 def test_state_and_batch_are_the_arguments_of_the_compiled_step() -> None:
