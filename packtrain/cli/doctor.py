@@ -18,7 +18,7 @@ def doctor(
     ] = "",
     endpoint: Endpoint = "", region: Region = "", key_id: KeyId = "", secret: Secret = "",
 ) -> int:
-    """Look at this machine, a store or the mirrors of a run, say what to fix.
+    """Look at this machine, a store or a run, say what to fix.
 
     Python, cores, memory, disk, shared memory, hard links, extras, devices; of a store, what it really keeps of what
     it promises; of a run, its mirrors, what they have, and the same. Exit 78 when something must be fixed.
