@@ -216,17 +216,18 @@ class CommitLog:
 
         return self._append(decide)
 
-    def close(self, place: str) -> Commit:
+    def close(self, place: str, parent: int = 0) -> Commit:
         """End this log for good: it goes on in the run folder `place`. From here on nobody begins or publishes here.
 
-        Called again for the same place it returns the record that is there. Raises RunMoved for another one.
+        `parent`: the record that the end leads to; 0: the last one. Called again for the same place it returns the
+        record that is there. Raises RunMoved for another one.
         """
 
         def decide(last: Commit | None, nonce: str) -> Commit:
             if last is not None and last.kind == "moved" and last.place == place:
                 return last
             self._require_open(last)
-            return self._moved(last, nonce, last.number if last else 0, 0, place)
+            return self._moved(last, nonce, parent or (last.number if last else 0), 0, place)
 
         return self._append(decide)
 

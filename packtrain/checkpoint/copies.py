@@ -6,6 +6,9 @@ The names are those of the run folder, so a folder that holds copies is read lik
 3. the spec, the copy's own record under COPIED, and the log up to it, record after record.
 So a copy that was cut short has no manifest, or is whole and not yet named; called again, it goes on. Every byte is
 verified there. Which copy counts is not decided here.
+
+The place may be promoted while a copy is under way, and its log then goes on otherwise. So a record that is whole is
+never replaced, whatever was seen before: new ones are created exclusively, and only what is no record is mended.
 """
 
 from __future__ import annotations
@@ -42,19 +45,20 @@ def send(
     records = log_items(source, commit)
     work = _Sending(platform, source, target, config or TransferConfig(), rate, stop)
     _refuse_another(target, manifest.item.target, commit)
-    known = _same_log(target, records)
-    work.place(records[0])
+    _same_log(source, target, records)
+    work.place_record(records[0])
     work.source = home
     # What lies there under these names is this checkpoint's, or was never part of a whole one: it may be replaced.
     work.bring(parts, progress)
     _refuse_another(target, manifest.item.target, commit)
-    work.place(manifest)
+    work.place(manifest, lambda: _refuse_another(target, manifest.item.target, commit))
     work.source = source
+    known = _same_log(source, target, records)
     work.bring([Item(name, name) for name, _ in source.list_all("spec") if name.endswith(".toml")])
-    work.place(records[-1].under(COPIED))
-    work.bring([record.item for record in records[1:known]])
+    work.place_record(records[-1].under(COPIED))
+    work.keep(records[1:known])
     for record in records[max(1, known) :]:
-        work.place(record)
+        work.place_record(record)
     return work.tally
 
 
@@ -92,9 +96,23 @@ class _Sending:
         """What is there under these names is replaced where it is not the same."""
         self._add(self._copy(items, True, progress))
 
-    def place(self, small: _Small) -> None:
-        """Bring it; where nothing has its name, create it there exclusively."""
+    def keep(self, records: Sequence[_Small]) -> None:
+        """Records that are there, read back; one that is damaged is mended."""
+        try:
+            self._add(self._copy([record.item for record in records], replace=False))
+        except NameTaken:
+            for record in records:
+                self.place_record(record)
+
+    def place_record(self, record: _Small) -> None:
+        """Raises NameTaken where another whole record has its name."""
+        self.place(record, lambda: _require_same(self._target, record.item.target, record.data))
+
+    def place(self, small: _Small, require_own: Callable[[], object]) -> None:
+        """Create it there exclusively; what has its name is replaced if it is not the same, and `require_own` lets it.
+        """
         if self._target.exists(small.item.target):
+            require_own()
             self.bring([small.item])
             return
         created = self._created(small)
@@ -176,25 +194,38 @@ def _changed(source: Store, name: str) -> CheckpointDamaged:
     return CheckpointDamaged(f"{name} is not what was published", where=source.url, fix=fmt.DAMAGED_FIX)
 
 
-def _same_log(target: Store, records: Sequence[_Small]) -> int:
-    """How many of the records the place has. Raises NameTaken where its log is another run's, or went on otherwise.
+def _same_log(source: Store, target: Store, records: Sequence[_Small]) -> int:
+    """How many of the records the place has without a hole. Raises NameTaken where its log is another run's, or went on
+    otherwise.
 
     A record belongs to one history alone (its nonce is random), so the last one that both have speaks for all before.
+    Behind a hole each speaks for itself.
     """
-    low, high = 0, len(records) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if target.exists(records[middle - 1].item.target) else (low, middle)
-    for item, data in reversed(records[:low]):
-        there = target.read(item.target, 0, RECORD_BYTES_MAX)
-        if there == data:
+    there = {name for name, _ in target.list_all("commits") if _is_record(name)}
+    known = next((n for n, record in enumerate(records) if record.item.target not in there), len(records))
+    for item, data in reversed(records[:known]):
+        if _require_same(target, item.target, data):
             break
-        if parse_record(there) is not None:  # what is none is damaged, and is mended
-            raise NameTaken(
-                "another run has its log there, or this run's was gone on with there",
-                where=f"{target.url} {item.target}", fix="copy to another place: two runs must not share one",
-            )
-    return low
+    if known < len(records):
+        for name in sorted(there - {record.item.target for record in records[:known]}):
+            _require_same(target, name, source.read(name, 0, RECORD_BYTES_MAX) if source.exists(name) else b"")
+    return known
+
+
+def _is_record(name: str) -> bool:
+    folder, _, number = name.rpartition("/")
+    return folder == "commits" and len(number) == DIGITS and number.isdecimal()
+
+
+def _require_same(target: Store, name: str, data: bytes) -> bool:
+    """Whether the record there is this one; False: it is damaged, and may be mended. Raises NameTaken for another."""
+    there = target.read(name, 0, RECORD_BYTES_MAX)
+    if there != data and parse_record(there) is not None:
+        raise NameTaken(
+            "another run has its log there, or this run's was gone on with there", where=f"{target.url} {name}",
+            fix="copy to another place: two runs must not share one",
+        )
+    return there == data
 
 
 def _refuse_another(target: Store, manifest: str, commit: Commit) -> None:

@@ -5,18 +5,21 @@ created exclusively, like any other, and names the one place it goes on in. So i
 attempts that may still be alive there: none of them publishes afterwards, none begins, and a second place is refused.
 Only then a record of the new log says that it is no copy any more. Killed in between, the same call goes on.
 
+What the old log leads to decides where the place goes on, also where that is not the latest copy because the run went
+back, or was asked to: then the place begins from there too, or is refused until it has that save.
+
 Where the old log cannot be reached nothing can close it. Then a person must say that it is lost; if it is not, whatever
 still trains there goes on and publishes there, and neither place hears of the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from packtrain.checkpoint.asked import next_restored
+from packtrain.checkpoint.asked import next_restored, wished
 from packtrain.checkpoint.commits import DIGITS, Commit, CommitLog
-from packtrain.checkpoint.reader import COPIED, verify_commit
+from packtrain.checkpoint.reader import copied_numbers, verify_commit
 from packtrain.core.errors import CommitUnknown, PromoteRefused
 from packtrain.core.platform import Platform
 
@@ -45,13 +48,16 @@ def promote(
     log = CommitLog(platform, f"{place}/commits")
     records = _whole_log(platform, place, log)
     log.probe()
-    copied = _copied(platform, place)
+    named = copied_numbers(platform, place, records)
+    brought = [number for number in named if number <= len(records)]  # the others are under way
+    copied = max(brought, default=0) if len(brought) == len(named) else len(records)
     last = records[-1] if records else None
     taken = _was_taken(records, copied)
     if last is None or not (taken or last.number <= copied):
         raise _refused("this is no place of copies, or has been gone on with", place, _USE)
-    restored = _verified(platform, place, log, told)
     theirs = _old_log(platform, old, records[:copied], place)
+    restored = _chosen(platform, None if taken or not theirs else old, place, log, brought)
+    _verify(platform, place, restored, told)
     left = tuple(one for one in theirs or () if one.kind == "save" and one.number > copied)
     closed = _closed(platform, old, place) if theirs is not None else None
     if closed is None and not lost:
@@ -81,24 +87,35 @@ def _whole_log(platform: Platform, place: str, log: CommitLog) -> list[Commit]:
     return records
 
 
-def _copied(platform: Platform, place: str) -> int:
-    """The highest record whose checkpoint was brought here; 0: none."""
-    folder = f"{place}/{COPIED}"
-    names = platform.listdir(folder) if platform.exists(folder) else []
-    return max((int(name) for name in names if name.isdecimal()), default=0)
-
-
 def _was_taken(records: list[Commit], copied: int) -> bool:
-    """Whether what follows what was copied is the record by which this place was taken over."""
-    after = records[copied : copied + 1]
-    return bool(after) and after[0].kind == "moved" and not after[0].place
+    """Whether behind what was copied is the record by which this place was taken over."""
+    return any(one.kind == "moved" and not one.place for one in records[copied:])
 
 
-def _verified(platform: Platform, place: str, log: CommitLog, told: Callable[[int], None]) -> Commit:
-    """What the next attempt begins from, every byte of it read."""
-    restored = next_restored(platform, place, log)
-    if restored is None:
+def _chosen(platform: Platform, old: str | None, place: str, log: CommitLog, brought: Collection[int]) -> Commit:
+    """What the next attempt begins from: what was asked for in the place, or the save that the run in `old` would go on
+    from, or, where that is later than all copies, the one the place's log leads to."""
+    here = next_restored(platform, place, log)
+    if here is None:
         raise _refused("this place has no checkpoint to go on from", place, "copy one there")
+    if old is None or wished(platform, place, log) is not None:
+        return here
+    theirs = CommitLog(platform, f"{old}/commits")
+    wanted = next_restored(platform, old, theirs)
+    if wanted is not None and wanted.number in brought:
+        return wanted
+    if wanted is None or here in theirs.follow(wanted.number):
+        return here
+    raise _refused(
+        f"the run went back: it goes on from step {wanted.step}, which is not here, and not from step {here.step}",
+        place,
+        f"packtrain ckpt copy {old} --step {wanted.step} --to {place}, then the same command; or choose another: "
+        f"packtrain ckpt restore {place} STEP",
+    )
+
+
+def _verify(platform: Platform, place: str, restored: Commit, told: Callable[[int], None]) -> None:
+    """Every byte of what the next attempt begins from."""
     damage = verify_commit(platform, place, restored, told)
     if damage:
         raise _refused(
@@ -106,7 +123,6 @@ def _verified(platform: Platform, place: str, log: CommitLog, told: Callable[[in
             f"mend it: packtrain ckpt repair {place} --from ANOTHER; or choose another: packtrain ckpt restore {place} "
             "STEP",
         )
-    return restored
 
 
 def _old_log(platform: Platform, old: str | None, copied: list[Commit], place: str) -> list[Commit] | None:
@@ -126,9 +142,14 @@ def _old_log(platform: Platform, old: str | None, copied: list[Commit], place: s
 
 
 def _closed(platform: Platform, old: str | None, place: str) -> Commit | None:
-    """The last record of the old log. None: it can be read and not written, or who knows."""
+    """The last record of the old log. None: it can be read and not written, or who knows.
+
+    It leads to what was asked for there, which that record would end: called again after a kill, this goes on from it.
+    """
+    log = CommitLog(platform, f"{old}/commits")
     try:
-        return CommitLog(platform, f"{old}/commits").close(place)
+        asked = wished(platform, str(old), log)
+        return log.close(place, asked.number if asked else 0)
     except CommitUnknown:
         return None
 

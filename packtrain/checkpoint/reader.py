@@ -19,7 +19,7 @@ from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint import slots
 from packtrain.checkpoint.asked import pins
 from packtrain.checkpoint.blocks import Block, Blocks, as_damaged, as_unreadable, read_stored
-from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.commits import RECORD_BYTES_MAX, Commit, CommitLog, parse_record
 from packtrain.checkpoint.format import Box, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
 from packtrain.checkpoint.mirrors import holders, noted_states
 from packtrain.checkpoint.retention import TOMBSTONE_BYTES_MAX, Survey, Tombstone, parse_tombstone, tombstone_name
@@ -264,9 +264,26 @@ def survey(platform: Platform, run_folder: str) -> Survey:
     return Survey(
         commits=tuple(commits), tombstones=_tombstones(platform, run_folder), ages_s=ages, now_s=now_s,
         pinned=frozenset(pins(platform, run_folder)),
-        copied=frozenset(int(name) for name, _ in _entries(platform, f"{run_folder}/{COPIED}") if name.isdecimal()),
+        copied=copied_numbers(platform, run_folder, commits),
         mirrored=holders(noted_states(platform, run_folder)),
     )
+
+
+def copied_numbers(platform: Platform, run_folder: str, commits: Sequence[Commit]) -> frozenset[int]:
+    """Numbers of the records whose checkpoints were brought here. `commits`: the whole log.
+
+    A copy names its checkpoint before the log leads to it. Where the place was promoted in between, the log went on
+    otherwise, and that name counts for nothing.
+    """
+    named = {int(name): path for name, path in _entries(platform, f"{run_folder}/{COPIED}") if name.isdecimal()}
+    found = set()
+    for number, path in named.items():
+        if 0 < number <= len(commits):
+            record = parse_record(platform.read(path, 0, RECORD_BYTES_MAX))
+            found |= {number} if record in (None, commits[number - 1]) else set()
+    if not any(commit.kind == "moved" for commit in commits[max(found, default=0) :]):
+        found |= {number for number in named if number > len(commits)}
+    return frozenset(found)
 
 
 def _tombstones(platform: Platform, run_folder: str) -> dict[str, Tombstone]:

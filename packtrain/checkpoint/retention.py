@@ -4,7 +4,8 @@ A folder goes in two steps: a tombstone first, and a purge only `grace_s` later.
 would read now, the `keep_last` saves of the lineage (at least one), each `keep_every_steps`-th, and what is pinned.
 A person may mark what is kept for its number alone (`asked`); the floor, which is the last ones and the pinned, not.
 A tombstoned folder that is kept again (a rollback leads to it, say) loses its tombstone and with it the time
-already served. Uncommitted folders count as debris when a later attempt has begun and `debris_s` have passed.
+already served. In a place of copies, and in one that was promoted, saves that never came there count for nothing.
+Uncommitted folders count as debris when a later attempt has begun and `debris_s` have passed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def plan(survey: Survey, config: CheckpointConfig) -> list[Action]:
     if not survey.commits:
         return []
     floor = floor_folders(survey, config)
-    kept = floor | kept_folders(survey.commits, config)
+    kept = floor | kept_folders(survey, config)
     published = {commit.folder for commit in survey.commits if commit.kind == "save"}
     attempt = survey.commits[-1].attempt
     actions: list[Action] = []
@@ -84,9 +85,9 @@ def plan(survey: Survey, config: CheckpointConfig) -> list[Action]:
     return actions
 
 
-def kept_folders(commits: tuple[Commit, ...], config: CheckpointConfig) -> set[str]:
+def kept_folders(survey: Survey, config: CheckpointConfig) -> set[str]:
     """Published folders that stay; the first of them is what restore would read now."""
-    lineage = [commit for commit in lineage_of(commits) if commit.kind == "save"]
+    lineage = _lineage_here(survey)
     kept = {commit.folder for commit in lineage[: config.keep_last]}
     if config.keep_every_steps:
         kept |= {commit.folder for commit in lineage if commit.step % config.keep_every_steps == 0}
@@ -95,13 +96,12 @@ def kept_folders(commits: tuple[Commit, ...], config: CheckpointConfig) -> set[s
 
 def floor_folders(survey: Survey, config: CheckpointConfig) -> set[str]:
     """What nobody may mark: the last saves of the lineage, and what is pinned."""
-    saves = [commit for commit in lineage_of(survey.commits) if commit.kind == "save"]
-    return {commit.folder for commit in saves[: config.keep_last]} | set(survey.pinned)
+    return {commit.folder for commit in _lineage_here(survey)[: config.keep_last]} | set(survey.pinned)
 
 
 def owed(survey: Survey, config: CheckpointConfig) -> list[Commit]:
     """Published saves that must be there, latest first: kept, never marked, and not left out where this is a copy."""
-    kept = floor_folders(survey, config) | kept_folders(survey.commits, config)
+    kept = floor_folders(survey, config) | kept_folders(survey, config)
     return [
         commit for commit in reversed(survey.commits)
         if commit.kind == "save" and commit.folder in kept and commit.folder not in survey.tombstones
@@ -110,13 +110,17 @@ def owed(survey: Survey, config: CheckpointConfig) -> list[Commit]:
 
 
 def left_out(survey: Survey, commit: Commit) -> bool:
-    """Whether this folder began as a copy that this checkpoint was not brought to."""
-    return commit.number < max(survey.copied, default=0) and commit.number not in survey.copied
+    """Whether this folder began as a copy that this checkpoint was not brought to. After the record by which a place
+    was promoted all saves are its own."""
+    if not survey.copied:
+        return False
+    taken = max((one.number for one in survey.commits if one.kind == "moved" and not one.place), default=0)
+    return commit.number < max(taken, *survey.copied) and commit.number not in survey.copied
 
 
 def why_kept(survey: Survey, config: CheckpointConfig, folder: str) -> str | None:
     """Why a person cannot mark a published folder, in words; None: that is allowed."""
-    lineage = [commit.folder for commit in lineage_of(survey.commits) if commit.kind == "save"]
+    lineage = [commit.folder for commit in _lineage_here(survey)]
     if folder in survey.pinned:
         return "it is pinned"
     if folder in lineage[:1]:
@@ -124,6 +128,14 @@ def why_kept(survey: Survey, config: CheckpointConfig, folder: str) -> str | Non
     if folder in lineage[: config.keep_last]:
         return f"it is one of the last {config.keep_last} saves (checkpoint.keep_last)"
     return None
+
+
+def _lineage_here(survey: Survey) -> list[Commit]:
+    """Saves of the lineage, latest first, without those that never came to this place."""
+    return [
+        commit for commit in lineage_of(survey.commits)
+        if commit.kind == "save" and (commit.folder in survey.ages_s or not left_out(survey, commit))
+    ]
 
 
 def lineage_of(commits: tuple[Commit, ...]) -> list[Commit]:

@@ -93,6 +93,8 @@ def _lines(run: str, folder: str, promoted: Promoted) -> list[str]:
         f"  the log of {run} is closed: nothing trains or publishes there any more" if promoted.closed else
         f"  the log of {run} is not closed: when that disk comes back, give this command again before anything else",
     ]
+    if not promoted.closed:
+        lines.append("  where it went back, or was asked to, after the last copy came here is not known")
     if promoted.left:
         steps = ", ".join(str(commit.step) for commit in promoted.left[-STEPS_SHOWN:])
         lines.append(f"  saves that never came here, and stay in the old place: {steps}")

@@ -192,6 +192,29 @@ def test_another_runs_place_is_refused() -> None:
     assert send(platform, RUN, first, mirror, ONE).bytes_sent == 0
 
 
+def test_a_fork_behind_a_hole_stays() -> None:
+    """Where a record is missing in a place that was gone on with, what lies behind it is not replaced; where the same
+    history lies there, the missing record comes back."""
+    platform, (_, second) = run_of_two()
+    mirror, hole = Folder(platform, MIRROR), f"{MIRROR}/commits/{3:012d}"
+    log = CommitLog(platform, f"{RUN}/commits")
+    third = publish_small(platform, log, 1, 15)
+    send(platform, RUN, third, mirror, ONE)
+    platform.unlink(hole)
+    send(platform, RUN, third, mirror, ONE)
+    assert CommitLog(platform, f"{MIRROR}/commits").all() == log.all()
+    for number in (4, 3):
+        platform.unlink(f"{MIRROR}/commits/{number:012d}")
+    CommitLog(platform, f"{MIRROR}/commits").begin(None, ["r00000"], "b")
+    CommitLog(platform, f"{MIRROR}/commits").begin(None, ["r00000"], "b")
+    platform.unlink(hole)
+    before = {name: mirror.read(name, 0, size) for name, size in mirror.list_all("commits")}
+    for commit in (second, third):
+        with pytest.raises(NameTaken, match="another run has its log there"):
+            send(platform, RUN, commit, mirror, ONE)
+        assert {name: mirror.read(name, 0, size) for name, size in mirror.list_all("commits")} == before
+
+
 @pytest.mark.parametrize("when", ["put", "create"])
 def test_a_manifest_that_appears_meanwhile_stays(when: str) -> None:
     """Another checkpoint published under that name while the parts were on their way, or at the very moment this one's

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
+from packtrain.checkpoint.asked import wish
 from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.copies import send
+from packtrain.checkpoint.listing import listing
 from packtrain.checkpoint.promote import promote
 from packtrain.checkpoint.publish import Gate, carry
-from packtrain.checkpoint.reader import verify_commit
+from packtrain.checkpoint.reader import survey, verify_commit
 from packtrain.core.errors import CommitStale, CommitUnknown, NameTaken, PromoteRefused, RunMoved
 from packtrain.core.fake import (
     Baton,
@@ -24,9 +28,10 @@ from packtrain.core.fake import (
     fail,
     power_cut,
 )
-from packtrain.core.stores import Folder
+from packtrain.core.stores import Folder, Store
 from packtrain.core.transfer import TransferConfig
 from tests.checkpoint.worlds import RUN, WRITER, make_run, must_load, publish_small, save_of
+from tests.core.flips import Flipping
 
 ONE = TransferConfig(threads=1)
 MIRROR, SECOND = "/mirror", "/second"
@@ -161,6 +166,94 @@ def test_what_is_no_copy_is_refused() -> None:
     with pytest.raises(PromoteRefused, match="gone on with"):
         promote(platform, RUN, MIRROR)
     assert CommitLog(platform, OLD).last() == commits[2] and CommitLog(platform, "/other/commits").head() == 1
+
+
+class Meanwhile(Flipping):
+    """Something happens right before, or right after, a name is created in the store."""
+
+    def __init__(self, inner: Store, name: str, after: bool, happens: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._name, self._after, self._happens = name, after, happens
+
+    def create(self, name: str, data: bytes) -> None:
+        if name == self._name and not self._after:
+            self._happens()
+        super().create(name, data)
+        if name == self._name and self._after:
+            self._happens()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("name", ["checkpoints/{}/manifest.json", f"copied/{6:012d}", f"commits/{4:012d}",
+                                  f"commits/{6:012d}"])
+def test_promoted_while_a_copy_is_under_way(name: str, after: bool) -> None:
+    """Whenever in a copy its place is promoted, no record that was there then is replaced: the copy is refused where
+    the log went on otherwise, the place stays the run, and what it saves afterwards is its own and not missing."""
+    platform, _ = mirrored()
+    old, new = CommitLog(platform, OLD), CommitLog(platform, NEW)
+    old.begin(None, [WRITER], "a")
+    commit = publish_small(platform, old, 2, 20)
+    seen = list[list[Commit]]()
+
+    def promoted() -> None:
+        try:
+            promote(platform, RUN, MIRROR)
+        except PromoteRefused:  # the log leads to what is not there, for as long as the copy takes
+            return
+        new.begin(None, [WRITER], "b")
+        publish_small(platform, new, 3, 30, MIRROR)
+        seen.append(new.all())
+
+    target = Meanwhile(Folder(platform, MIRROR), name.format(commit.folder), after, promoted)
+    try:
+        send(platform, RUN, commit, target, ONE)
+        assert not seen or seen[0][:6] == old.all()[:6]
+    except NameTaken:
+        assert seen
+    if not seen:
+        promoted()
+    assert CommitLog(platform, NEW).all() == seen[0] and promote(platform, RUN, MIRROR).closed
+    assert CommitLog(platform, NEW).all() == seen[0] and seen[0][-1].step == 30
+    rows = listing(survey(platform, MIRROR), CheckpointConfig(), seen[0][-1])
+    assert {row.words() for row in rows if row.lineage} <= {"", "not copied", "restored next"}
+    assert rows[-1].words() == "restored next"
+
+
+def test_it_goes_on_from_where_the_run_went_back_to() -> None:
+    """A rollback behind the last copy, or one that was asked for, holds in the place as well; where its save is not
+    there, the place is refused until it was copied. What was asked for in the place goes before all."""
+    for how in ("began", "asked", "asked here"):
+        platform, commits = mirrored()
+        old = CommitLog(platform, OLD)
+        if how == "began":
+            old.begin(commits[0].number, [WRITER], "a")
+        else:
+            wish(platform, RUN, commits[0], old.head())
+        with pytest.raises(PromoteRefused, match="went back: it goes on from step 5, which is not here") as caught:
+            promote(platform, RUN, MIRROR)
+        assert f"ckpt copy {RUN} --step 5 --to {MIRROR}" in caught.value.fix
+        assert (old.last() or commits[0]).kind != "moved"
+        send(platform, RUN, commits[0], Folder(platform, MIRROR), ONE)
+        if how == "asked here":
+            wish(platform, MIRROR, commits[1], CommitLog(platform, NEW).head())
+        expected = commits[1] if how == "asked here" else commits[0]
+        for _ in range(2):
+            assert promote(platform, RUN, MIRROR).restored == expected
+        assert CommitLog(platform, NEW).begin(None, [WRITER], "b").step == expected.step
+
+
+def test_killed_while_it_goes_back() -> None:
+    """Killed anywhere, the next call goes on from what was asked for in the run, though its log has become longer."""
+    ended, k = False, 0
+    while not ended:
+        k += 1
+        platform, commits = mirrored()
+        send(platform, RUN, commits[0], Folder(platform, MIRROR), ONE)
+        wish(platform, RUN, commits[0], CommitLog(platform, OLD).head())
+        ended = not _died(platform.disk, k, crash())
+        platform = FakePlatform(platform.disk)
+        assert promote(platform, RUN, MIRROR).restored == commits[0], k
+    assert k > 40
 
 
 def may_begin(platform: FakePlatform) -> set[str]:

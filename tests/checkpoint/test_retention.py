@@ -22,8 +22,10 @@ from packtrain.checkpoint.retention import (
     Tombstone,
     kept_folders,
     lineage_of,
+    owed,
     parse_tombstone,
     plan,
+    why_kept,
 )
 from packtrain.core.errors import Contradiction
 from packtrain.core.fake import FakeCrash, FakeDisk, FakePlatform, crash, fail
@@ -129,7 +131,7 @@ def test_pinned_folders_stay(state, config, data):
 def test_the_floor_holds(commits, config):
     """At least one save stays whatever is configured, and as many of the lineage as are asked for."""
     saves = [commit for commit in lineage_of(commits) if commit.kind == "save"]
-    kept = kept_folders(commits, config)
+    kept = kept_folders(Survey(commits=commits, tombstones={}, ages_s={}, now_s=0.0), config)
     assert config.keep_last >= 1 and len(kept) >= min(len(saves), config.keep_last)
     assert not saves or saves[0].folder in kept
 
@@ -143,6 +145,24 @@ def test_a_rollback_keeps_what_it_leads_to():
     state = Survey(commits=(first, *saves, back), tombstones={}, ages_s=ages, now_s=0.0)
     actions = plan(state, CheckpointConfig(keep_last=1))
     assert [action.folder for action in actions] == [str(FolderName(n, 1, 1)) for n in range(2, 6)]
+
+
+def test_what_never_came_counts_for_nothing():
+    """In a place of copies, before and after it was promoted, a save that was not brought is none of the last ones:
+    those that are there stay, the one that was brought and deleted is owed, and a later save of its own counts."""
+    first = Commit(number=1, kind="begin", attempt=1, step=-1, parent=0, nonce="")
+    saves = [saved(number, 1, step) for number, step in ((2, 5), (3, 15), (4, 20))]
+    moved = Commit(number=5, kind="moved", attempt=1, step=-1, parent=4, nonce="")
+    there = {saves[0].folder: 0.0, saves[2].folder: 0.0}
+    for commits in ((first, *saves), (first, *saves, moved)):
+        state = Survey(commits=commits, tombstones={}, ages_s=there, now_s=0.0, copied={2, 4})
+        assert plan(state, CheckpointConfig(keep_last=2)) == []
+        assert why_kept(state, CheckpointConfig(keep_last=2), saves[0].folder) is not None
+    own = saved(6, 1, 25)
+    state = Survey(commits=(first, *saves, moved, own), tombstones={}, ages_s=there, now_s=0.0, copied={2})
+    assert [commit.step for commit in owed(state, CheckpointConfig(keep_last=9))] == [25, 5]
+    state = msgspec.structs.replace(state, ages_s={**there, own.folder: 0.0}, copied={2, 4})
+    assert [action.folder for action in plan(state, CheckpointConfig(keep_last=2))] == [saves[0].folder]
 
 
 def test_an_empty_log_plans_nothing():
