@@ -507,6 +507,8 @@ def _homes(platform: Platform, run_folder: str, log: CommitLog, config: Checkpoi
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    hurried: list[int] = []  # before there is a carrier that can hurry
+    signal.signal(signal.SIGUSR1, lambda signum, frame: hurried.append(signum))
     parser = argparse.ArgumentParser(prog="packtrain.checkpoint.carrier")
     parser.add_argument("--run", required=True, help="run folder")
     parser.add_argument("--socket", required=True, help="path of the unix stream to listen on; must not exist")
@@ -519,6 +521,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         carrier = open_carrier(LocalPlatform(), args.run, args.socket, args.begin, config)
         signal.signal(signal.SIGTERM, lambda signum, frame: carrier.stop())
         signal.signal(signal.SIGUSR1, lambda signum, frame: carrier.hurry())
+        if hurried:
+            carrier.hurry()
         carrier.serve()
     except PacktrainError as error:
         print(error.render(), file=sys.stderr)

@@ -121,7 +121,7 @@ def _not_brought(errand: Errand, mirror: Mirror, error: PacktrainError | OSError
 def mirror_failed(mirror: str, step: int, error: PacktrainError) -> MirrorFailed:
     return MirrorFailed(
         f"step {step} is not on mirror {mirror}: {error.what}", where=error.where,
-        fix=f"it is tried again, later and later, and training goes on; {error.fix or 'see the log of the carrier'}",
+        fix=f"it is tried again, later and later, while the run goes on; {error.fix or 'see the log of the carrier'}",
     )
 
 

@@ -25,6 +25,7 @@ from packtrain.monitor.fold import Facts
 from packtrain.monitor.report import bits_text, gather, store_name
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import foreground
+from packtrain.supervise.mirrors import shortfall
 from packtrain.train.sections import newest_spec
 
 WORKER = ("-P", "-m", "packtrain.train")
@@ -143,7 +144,14 @@ def finished(platform: Platform, run: Run, profile_steps: int = 0) -> bool:
     if profile_steps:
         print("  --profile traced nothing: no step is left")
     print(f"  packtrain report {run.name}")
+    _tell_shortfall(platform, run.folder)
     return True
+
+
+def _tell_shortfall(platform: Platform, folder: str) -> None:
+    """What the end of the run said of its last checkpoint, if that is still so."""
+    for told in shortfall(platform, folder, spec.read(newest_spec(platform, folder)).checkpoint):
+        complain(f"warning: {told.render()}")
 
 
 def stay(platform: Platform, run: Run, profile_steps: int = 0) -> int:

@@ -29,6 +29,7 @@ from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.core.contract import NO_ORDER, Beat, Order, Place, Restore, Word, order_bytes, worker_env
 from packtrain.core.errors import (
+    EXIT_AGAIN,
     EXIT_DONE,
     CheckpointDamaged,
     CheckpointUnreadable,
@@ -207,12 +208,18 @@ class Foreground:
         self._beats = BeatSocket(platform, f"{folder}/beats")
         self._carrier_path, self._control_path = f"{folder}/carrier", f"{folder}/control.json"
         self._retainer = Retainer(platform, job.run_folder, job.checkpoint, self._carrier_path)
-        self._mirrors = Waits(platform, job.run_folder, job.checkpoint, self._glance, self._view.say)
+        self._mirrors = self._waits()
         self._past = Facts()
         """What is known of attempts, nothing else: how often they failed."""
         self._state = one_node.State(config=job.supervise)
         self._attempt: Attempt | None = None
         self._finish: Finish | None = None
+
+    def _waits(self) -> Waits:
+        folder, config = self._job.run_folder, self._job.checkpoint
+        return Waits(
+            self._platform, folder, config, self._carrier_path, self._glance, self._view.say, self._warn
+        )
 
     def run(self) -> Finish:
         try:
@@ -374,13 +381,22 @@ class Foreground:
         if found.note:
             self._view.say(found.note)
         carrier = self._spawn_carrier(begin)
-        if restored is not None and begin.memory is None:
-            self._mirrors.until_back(restored, carrier)
+        if restored is not None and begin.memory is None and self._mirrors.until_back(restored, carrier):
+            self._leave_unbegun(begin, carrier)
+            return
         worker = platform.spawn(job.worker, self._worker_env(begin, restored), log_path=f"{logs}/0.log")
         self._attempt = Attempt(begin, worker, carrier, f"{logs}/0.log")
         rolled_back_to = restored.step if parent is not None and restored is not None else None
         held = begin.memory[1] if begin.memory is not None else -1
         self._happened(one_node.Began(ns=platform.boot_ns(), step=rolled_back_to, held=held))
+
+    def _leave_unbegun(self, begin: Commit, carrier: Process) -> None:
+        """A person asked to stop before there was anything to begin from: the next look takes that request."""
+        self._journal.write(OrderGiven(order=1, word=Word.STOP.name.lower(), reason="before a worker was started"))
+        self._stop(carrier)
+        self._journal.write(
+            AttemptEnded(attempt=begin.attempt, exit_code=EXIT_AGAIN, reason="stopped on request"), durable=True
+        )
 
     def _in_memory(self) -> slots.Found:
         """What the last attempt left there, if this run keeps anything there."""
@@ -465,9 +481,9 @@ class Foreground:
         attempt = self._attempt
         assert attempt is not None
         _kill_group(attempt.worker)  # whatever it started and left behind
+        if exit_code == EXIT_DONE:
+            self._mirrors.until_brought(attempt.carrier)
         if attempt.carrier is not None:
-            if exit_code == EXIT_DONE:
-                self._mirrors.until_brought(self._log.restore_point(), attempt.carrier)
             self._retained(self._retainer.finish(RETAIN_S))
             self._stop(attempt.carrier)
         self._attempt = None
@@ -485,6 +501,10 @@ class Foreground:
         _kill_group(process)
         if process.wait(KILL_S) is None:
             self._view.say(f"process {process.pid} was killed and has not ended in {KILL_S:g} s: a disk may hang")
+
+    def _warn(self, error: PacktrainError) -> None:
+        self._tell("warning", error)
+        self._view.say(f"warning: {error.render()}")
 
     def _tell(self, severity: Literal["warning", "error"], error: PacktrainError) -> None:
         seen = ErrorSeen(severity=severity, name=error.name, what=error.what, where=error.where, fix=error.fix)

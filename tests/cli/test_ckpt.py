@@ -8,7 +8,8 @@ import pathlib
 import pytest
 
 from packtrain.checkpoint.commits import CommitLog
-from packtrain.cli import ckpt_verify, launch
+from packtrain.checkpoint.config import CheckpointConfig, Mirror
+from packtrain.cli import ckpt_verify, launch, spec
 from packtrain.cli.published import present, run_and_word
 from packtrain.core.errors import UsageError
 from packtrain.core.fake import FakeDisk, FakePlatform
@@ -16,6 +17,7 @@ from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import TrainingDone
 from packtrain.recipes.spec import RunSpec
+from packtrain.train.sections import newest_spec
 from tests.checkpoint import foreign
 from tests.checkpoint.worlds import RUN, WRITER, make_run, publish_small
 from tests.cli.home import call, said, script
@@ -245,6 +247,22 @@ def test_a_finished_run_goes_on_from_what_was_restored(
     assert launch.finished(platform, found)
     assert said(capsys, "ckpt", "restore", "mine", "20")[0] == 0
     assert not launch.finished(platform, found)
+
+
+def test_a_finished_run_names_the_mirrors_that_lack_its_end(
+    run: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same command again says so, with the command that brings the last step there."""
+    platform = LocalPlatform()
+    journal = Journal(platform, f"{run}/journal", "trainer", 0)
+    journal.write(TrainingDone(step=40, updates_skipped=0, attempt=2), durable=True)
+    journal.close()
+    mirrored = RunSpec(recipe="first-light", checkpoint=CheckpointConfig(mirrors=(Mirror(name="b2", place="s3://b"),)))
+    path = pathlib.Path(newest_spec(platform, str(run)))
+    path.write_text(spec.text(mirrored))
+    assert launch.finished(platform, launch.Run("mine", str(run), mirrored, resumed=True))
+    told = capsys.readouterr().err
+    assert "step 40, the last one, is not on mirror b2" in told and f"packtrain ckpt copy {run} --to s3://b" in told
 
 
 def test_restore_is_refused_while_somebody_trains(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

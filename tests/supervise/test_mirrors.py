@@ -11,7 +11,7 @@ import pytest
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.reader import verify_commit
 from packtrain.core.platform import LocalPlatform
-from packtrain.core.records import AttemptBegan, BroughtBack, ErrorSeen, MirrorDone
+from packtrain.core.records import AttemptBegan, AttemptEnded, BroughtBack, ErrorSeen, MirrorDone, StepDone
 from tests.supervise.runs import drive, driven, expected, log, records, restore_point, saved_state
 
 
@@ -56,6 +56,21 @@ def test_all_checkpoints_deleted_between_two_commands(folder: pathlib.Path) -> N
     there = CommitLog(LocalPlatform(), str(folder.parent / "mirror" / "commits")).restore_point()
     assert there == restore_point(folder) and there.step == 40
     assert verify_commit(LocalPlatform(), str(folder.parent / "mirror"), there) == []
+
+
+def test_asked_to_stop_before_it_is_back(folder: pathlib.Path) -> None:
+    """Ctrl-C while a lost checkpoint is brought back starts no worker, and is a stop on request."""
+    toy = {"steps": 20, "save_every": 10, "wait": True}
+    assert drive(folder, toy, mirrors=mirror(folder)) == (0, "")
+    shutil.rmtree(folder / "checkpoints" / restore_point(folder).folder)
+    toy["steps"] = 30
+    with driven(folder, toy, mirrors=mirror(folder, bytes_per_s_max=1.0)) as run:
+        run.until("say step 20 was taken away")
+        run.signal(signal.SIGINT)
+        code, errors = run.end()
+    assert code == 75 and "run.stopped_on_request" in errors
+    assert (records(folder, AttemptEnded)[-1].exit_code, len(records(folder, StepDone))) == (75, 20)
+    assert restore_point(folder).step == 20
 
 
 @pytest.mark.soak
