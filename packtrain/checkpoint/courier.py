@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +28,7 @@ from packtrain.checkpoint.commits import DIGITS, Commit, CommitLog
 from packtrain.checkpoint.config import Mirror
 from packtrain.checkpoint.copies import send
 from packtrain.checkpoint.mirrors import State, holders, read_state, with_held, write_state
-from packtrain.checkpoint.reader import COPIED
+from packtrain.checkpoint.reader import COPIED, missing
 from packtrain.checkpoint.yielding import Yielding
 from packtrain.core.errors import (
     EXIT_AGAIN,
@@ -113,9 +114,21 @@ def _brought(errand: Errand, mirror: Mirror, began_s: float) -> tuple[Tally, int
 def _not_brought(errand: Errand, mirror: Mirror, error: PacktrainError | OSError) -> int:
     told = error if isinstance(error, PacktrainError) else MirrorFailed(str(error), where=errand.run_folder)
     commit = errand.commit
+    told = _gone_here(errand) or told
     errand.tell(MirrorDone(mirror=mirror.name, step=commit.step, commit=commit.number, error=told.what))
     errand.tell(warning(mirror_failed(mirror.name, commit.step, told)))
     return told.exit_code
+
+
+def _gone_here(errand: Errand) -> MirrorFailed | None:
+    """Whatever stood in the way: what is not here any more cannot be mirrored, and that is no damage."""
+    file = ""
+    with suppress(PacktrainError, OSError):
+        file = missing(errand.platform, errand.run_folder, errand.commit)
+    return MirrorFailed(
+        f"the checkpoint is gone here ({file})", where=f"{errand.run_folder}/checkpoints/{errand.commit.folder}",
+        fix="what was deleted from outside comes back from a mirror that has it; the next save is mirrored",
+    ) if file else None
 
 
 def mirror_failed(mirror: str, step: int, error: PacktrainError) -> MirrorFailed:

@@ -25,7 +25,7 @@ from packtrain.monitor.fold import Facts
 from packtrain.monitor.report import bits_text, gather, store_name
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import foreground
-from packtrain.supervise.mirrors import shortfall
+from packtrain.supervise.mirrors import check_places, shortfall
 from packtrain.train.sections import newest_spec
 
 WORKER = ("-P", "-m", "packtrain.train")
@@ -51,7 +51,9 @@ def launch(name: str | None, new: bool, wanted: RunSpec, profile_steps: int = 0)
     run = find(name, new, wanted)
     if run is None:
         spec.check_data(wanted)
-        run = create(platform, pick_name(name, new, wanted), wanted)
+        chosen = pick_name(name, new, wanted)
+        check_places(platform, wanted.checkpoint.mirrors, folders.named(chosen))
+        run = create(platform, chosen, wanted)
     if run.resumed and finished(platform, run, profile_steps):
         return EXIT_DONE
     code = stay(platform, run, profile_steps)
@@ -160,6 +162,7 @@ def stay(platform: Platform, run: Run, profile_steps: int = 0) -> int:
     What is traced is an argument of the worker, not of the spec: it belongs to this command and changes no result.
     """
     current = spec.read(newest_spec(platform, run.folder))
+    check_places(platform, current.checkpoint.mirrors, run.folder)
     traced = ("--profile", str(profile_steps)) if profile_steps else ()
     job = foreground.Job(
         name=run.name, run_folder=run.folder, worker=(sys.executable, *WORKER, run.folder, *traced),

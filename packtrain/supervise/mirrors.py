@@ -7,6 +7,7 @@ stop.
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 from collections.abc import Callable, Sequence
@@ -15,9 +16,9 @@ from contextlib import suppress
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.mirrors import holders, others, read_state
-from packtrain.checkpoint.reader import missing, survey
+from packtrain.checkpoint.reader import COPIED, missing, survey
 from packtrain.checkpoint.retention import owed
-from packtrain.core.errors import CheckpointLost, MirrorFailed, PacktrainError
+from packtrain.core.errors import CheckpointLost, Contradiction, MirrorFailed, PacktrainError
 from packtrain.core.platform import Platform, Process
 from packtrain.core.records import ErrorSeen, MirrorDone
 from packtrain.core.units import NS
@@ -135,6 +136,39 @@ class Waits:
 
     def _has(self, mirror: Mirror, commit: Commit) -> bool:
         return _has(self._platform, self._run_folder, mirror, commit)
+
+
+def check_places(platform: Platform, mirrors: Sequence[Mirror], run_folder: str) -> None:
+    """Raises Contradiction where a mirror is the run folder itself, lies in it, or among the checkpoints of a run.
+
+    Only a run that began as a copy may name its own folder: its spec came from the run that it was a mirror of.
+    """
+    own = os.path.realpath(run_folder)
+    for mirror in mirrors:
+        if not mirror.store.url.startswith(("/", "file://")):
+            continue
+        place = os.path.realpath(mirror.place.removeprefix("file://"))
+        if place == own and not platform.exists(f"{own}/{COPIED}"):
+            raise _no_place(mirror, "is the run folder itself")
+        if place.startswith(f"{own}/"):
+            raise _no_place(mirror, "lies inside the run folder")
+        if _is_among_checkpoints(platform, place):
+            raise _no_place(mirror, "lies among the checkpoints of a run")
+
+
+def _is_among_checkpoints(platform: Platform, place: str) -> bool:
+    while place != "/":
+        place, name = os.path.split(place)
+        if name == "checkpoints" and platform.exists(f"{place}/commits"):
+            return True
+    return False
+
+
+def _no_place(mirror: Mirror, why: str) -> Contradiction:
+    return Contradiction(
+        f"the place of mirror {mirror.name} {why}: {mirror.place}", where=f"checkpoint.mirrors, {mirror.name}",
+        fix="give a folder of its own, best on another disk",
+    )
 
 
 def shortfall(platform: Platform, run_folder: str, config: CheckpointConfig) -> list[PacktrainError]:

@@ -241,6 +241,21 @@ def test_one_that_not_even_a_kill_ends() -> None:
     assert world.has("/near", world.commits[0])
 
 
+def test_a_source_that_was_deleted_is_said_in_words_of_a_mirror() -> None:
+    """Not as damage, for which another run would have to be started."""
+    world = World(CheckpointConfig(mirrors=(NEAR,)))
+
+    def deleted_meanwhile(process: FakeProcess) -> int:
+        world.rm(world.commits[0])
+        return run_errand(process)
+
+    world.acts = deleted_meanwhile
+    assert world.care.look() == LOOK_S
+    (told,) = world.records(ErrorSeen)
+    assert told.name == "checkpoint.mirror_failed" and "the checkpoint is gone here (its folder)" in told.what
+    assert "--new" not in told.fix and "the next save is mirrored" in told.fix
+
+
 @pytest.mark.parametrize("status", [1, -signal.SIGSEGV])
 def test_a_courier_that_breaks(status: int) -> None:
     """One that ends without a word is told of by the carrier, and sent again later."""

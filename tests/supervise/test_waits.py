@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import signal
 from collections.abc import Callable
 
@@ -11,11 +12,12 @@ import pytest
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.courier import lost, warning
 from packtrain.checkpoint.mirrors import read_state, with_held, write_state
-from packtrain.core.errors import CheckpointLost, MirrorFailed, PacktrainError
+from packtrain.core.errors import CheckpointLost, Contradiction, MirrorFailed, PacktrainError
 from packtrain.core.fake import FakeDisk, FakePlatform
+from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import MirrorDone
 from packtrain.core.units import NS
-from packtrain.supervise.mirrors import HURRY, Waits
+from packtrain.supervise.mirrors import HURRY, Waits, check_places
 from tests.checkpoint.worlds import RUN, make_run, publish_small
 
 NEAR = Mirror(name="near", place="/near", deadline_s=500.0)
@@ -170,3 +172,26 @@ def test_asked_to_stop_while_a_checkpoint_is_brought_back() -> None:
         began_ns = scene.platform.boot_ns()
         assert scene.waits.until_back(scene.commit, scene.carrier) is expected
         assert scene.platform.boot_ns() - began_ns <= 501 * NS
+
+
+def test_a_mirror_in_a_run_is_refused(tmp_path: pathlib.Path) -> None:
+    """Its own folder (behind a link, too), a folder in it, and one among the checkpoints of any run are no places; a
+    run that began as a copy is named as a mirror in the spec it was copied with, and may be."""
+    platform, run, other = LocalPlatform(), tmp_path / "run", tmp_path / "other"
+    for folder in (run / "checkpoints", run / "commits", other / "checkpoints", other / "commits"):
+        folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(run)
+    whys = {
+        f"{run}": "is the run folder itself", f"{tmp_path}/link": "is the run folder itself",
+        f"file://{run}/": "is the run folder itself", f"{run}/copies": "inside the run folder",
+        f"{tmp_path}/link/checkpoints": "inside the run folder", f"{other}/checkpoints": "among the checkpoints",
+        f"{other}/checkpoints/x/y": "among the checkpoints",
+    }
+    for place, why in whys.items():
+        with pytest.raises(Contradiction, match=why) as caught:
+            check_places(platform, [Mirror(name="m", place=place)], str(run))
+        assert caught.value.where == "checkpoint.mirrors, m" and "folder of its own" in caught.value.fix
+    good = [f"{tmp_path}/run2", f"{other}", "s3://run/checkpoints", f"{tmp_path}/checkpoints"]
+    check_places(platform, [Mirror(name=f"m{n}", place=place) for n, place in enumerate(good)], str(run))
+    (run / "copied").mkdir()
+    check_places(platform, [Mirror(name="m", place=str(run))], str(run))
