@@ -47,7 +47,7 @@ from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.records import BroughtBack, ErrorSeen, MirrorDone, Record
 from packtrain.core.stores import Store, open_store
-from packtrain.core.transfer import Tally, TransferConfig
+from packtrain.core.transfer import Progress, Tally, TransferConfig
 from packtrain.core.units import NS, bytes_text, duration_text
 
 THREADS = 2
@@ -101,7 +101,8 @@ def _brought(errand: Errand, mirror: Mirror, began_s: float) -> tuple[Tally, int
     platform, run_folder, commit = errand.platform, errand.run_folder, errand.commit
     store = open_store(platform, mirror.store)
     done = send(
-        platform, run_folder, commit, store, errand.config(mirror), rate=errand.rate(mirror), stop=errand.stop
+        platform, run_folder, commit, store, errand.config(mirror), rate=errand.rate(mirror), stop=errand.stop,
+        progress=_Begins(errand, mirror),
     )
     state = read_state(platform, run_folder, mirror.name, mirror.place)
     locks = _may_lock(errand, mirror, store, state) if mirror.lock_days else state.locks
@@ -109,6 +110,24 @@ def _brought(errand: Errand, mirror: Mirror, began_s: float) -> tuple[Tally, int
         lock(errand, mirror, store, state.held[-1].commit if state.locks and state.held else 0)
     write_state(platform, run_folder, with_held(msgspec.structs.replace(state, locks=locks), commit, began_s))
     return done, mirror.lock_days if locks else 0
+
+
+class _Begins:
+    """Notes, once, that a part of the checkpoint has arrived: from then on the next try is for the same one."""
+
+    def __init__(self, errand: Errand, mirror: Mirror) -> None:
+        self._errand, self._mirror = errand, mirror
+        self._noted = False
+
+    def __call__(self, progress: Progress) -> None:
+        if self._noted:
+            return
+        self._noted = True
+        errand, mirror = self._errand, self._mirror
+        state = read_state(errand.platform, errand.run_folder, mirror.name, mirror.place)
+        if state.begun != errand.commit.number:
+            begun = msgspec.structs.replace(state, begun=errand.commit.number)
+            write_state(errand.platform, errand.run_folder, begun)
 
 
 def _not_brought(errand: Errand, mirror: Mirror, error: PacktrainError | OSError) -> int:

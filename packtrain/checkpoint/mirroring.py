@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.courier import command, lost, mirror_failed, warning
-from packtrain.checkpoint.mirrors import RETRY_S_MIN, due_in_s, others, read_state, retry_s
+from packtrain.checkpoint.mirrors import RETRY_S_MIN, State, due_in_s, others, read_state, retry_s
 from packtrain.checkpoint.reader import missing, survey
-from packtrain.checkpoint.retention import owed
+from packtrain.checkpoint.retention import lineage_of, owed
 from packtrain.core.errors import EXIT_AGAIN, EXIT_CONFIG, EXIT_DONE, MirrorFailed, OurError, PacktrainError
 from packtrain.core.journal import Journal
 from packtrain.core.platform import Platform, Process
@@ -72,7 +72,7 @@ class Mirroring:
         self._mirrors = others(config.mirrors, run_folder)
         self._log = CommitLog(platform, f"{run_folder}/commits")
         self._couriers: dict[str, _Courier] = {}
-        self._lost: dict[int, Commit] = {}
+        self._saves, self._lost = dict[int, Commit](), dict[int, Commit]()
         self._tries: dict[str, _Tries] = {}
         self._point: Commit | None = None
         self._journal: Journal | None = None
@@ -143,13 +143,12 @@ class Mirroring:
         return min(waits) if not self._couriers else min(LOOK_S, *waits)
 
     def _survey(self) -> None:
-        """What is published last, and what is lost. While the log or the disk refuses, what was known stands."""
+        """What comes last, what it follows from, and what is lost. What was known stands while the disk refuses."""
         with suppress(PacktrainError, OSError):
             self._point = self._log.restore_point()
-            gone = [
-                commit for commit in owed(survey(self._platform, self._run_folder), self._config)
-                if self._is_gone(commit)
-            ]
+            found = survey(self._platform, self._run_folder)
+            self._saves = {commit.number: commit for commit in lineage_of(found.commits) if commit.kind == "save"}
+            gone = [commit for commit in owed(found, self._config) if self._is_gone(commit)]
             for number in self._lost.keys() - {commit.number for commit in gone}:
                 self._tries.pop(_back_key(number), None)
             self._lost = {commit.number: commit for commit in gone}
@@ -175,8 +174,14 @@ class Mirroring:
         )
         if left_s > 0:
             return left_s
-        self._send(mirror.name, commit, [mirror], mirror.deadline_s)
+        self._send(mirror.name, self._begun(state) or commit, [mirror], mirror.deadline_s)
         return LOOK_S
+
+    def _begun(self, state: State) -> Commit | None:
+        """What the mirror has a part of goes on, while it is here: a mirror slower than the saves would else never have
+        one whole. A run that is done has only one left to bring."""
+        commit = None if self._hurries else self._saves.get(state.begun)
+        return commit if commit is not None and not self._is_gone(commit) else None
 
     # --- what was lost ---
 

@@ -44,6 +44,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     held: tuple[Held, ...] = ()
     """In the order they were brought, the latest last."""
+    begun: int = 0
+    """Number of the commit whose copy began to arrive and is not whole; 0: none."""
     locks: bool | None = None
     """Whether the place was seen to enforce object lock; None: not asked, or it could not be told."""
 
@@ -107,7 +109,7 @@ def with_held(state: State, commit: Commit, began_s: float) -> State:
     """`commit` was brought there."""
     before = tuple(held for held in state.held if held.commit != commit.number)
     held = Held(commit.number, commit.step, commit.folder, began_s)
-    return msgspec.structs.replace(state, held=(*before, held))
+    return msgspec.structs.replace(state, held=(*before, held), begun=0)
 
 
 def _path(run_folder: str, name: str) -> str:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from packtrain.checkpoint import courier
@@ -170,6 +171,23 @@ def test_a_mirror_is_a_run_to_go_on_with() -> None:
     assert (begin.attempt, begin.step) == (2, 10)
 
 
+@pytest.mark.parametrize(("happens", "expected"), [("", 2), ("purged", 3), ("hurries", 3)])
+def test_a_mirror_slower_than_the_saves_gets_one_all_the_same(happens: str, expected: int) -> None:
+    """A copy that its deadline cut short goes on with the same checkpoint while newer ones are published, in a later
+    attempt too; where its source was purged meanwhile, and when the run is done, the newest is brought."""
+    slow = msgspec.structs.replace(NEAR, deadline_s=0.5, bytes_per_s_max=1500.0)
+    world = World(CheckpointConfig(keep_last=1, mirrors=(slow,)))
+    world.look()
+    world.save(20)
+    world.care = Mirroring(world.platform, RUN, 2, CheckpointConfig(keep_last=1, mirrors=(NEAR,)))
+    doing = {"purged": lambda: world.rm(world.commits[0]), "hurries": world.care.hurry}
+    doing.get(happens, int)()
+    world.look(1)
+    assert world.errands() == ["near:2", f"near:{expected}"]
+    must_load(world.platform, "/near", world.commits[expected - 2])
+    assert read_state(world.platform, RUN, "near").begun == 0
+
+
 # --- what goes wrong ---------------------------------------------------------------------------------------
 
 
@@ -242,7 +260,7 @@ def test_one_that_not_even_a_kill_ends() -> None:
 
 
 def test_a_source_that_was_deleted_is_said_in_words_of_a_mirror() -> None:
-    """Not as damage, for which another run would have to be started."""
+    """Not as damage."""
     world = World(CheckpointConfig(mirrors=(NEAR,)))
 
     def deleted_meanwhile(process: FakeProcess) -> int:
