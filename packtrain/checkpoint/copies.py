@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from packtrain.checkpoint import format as fmt
-from packtrain.checkpoint.commits import DIGITS, RECORD_BYTES_MAX, Commit, parse_record
+from packtrain.checkpoint.commits import DIGITS, RECORD_BYTES_MAX, Commit, CommitLog, parse_record
 from packtrain.checkpoint.reader import COPIED, open_checkpoint
 from packtrain.checkpoint.where import home_of
 from packtrain.core.errors import CheckpointDamaged, NameAbsent, NameTaken
@@ -203,13 +203,26 @@ def _same_log(source: Store, target: Store, records: Sequence[_Small]) -> int:
     """
     there = {name for name, _ in target.list_all("commits") if _is_record(name)}
     known = next((n for n, record in enumerate(records) if record.item.target not in there), len(records))
-    for item, data in reversed(records[:known]):
-        if _require_same(target, item.target, data):
-            break
+    any(_require_same(target, item.target, data) for item, data in reversed(records[:known]))  # ends at the first
     if known < len(records):
         for name in sorted(there - {record.item.target for record in records[:known]}):
             _require_same(target, name, source.read(name, 0, RECORD_BYTES_MAX) if source.exists(name) else b"")
     return known
+
+
+def goes_on_to(platform: Platform, run_folder: str, place: Store) -> tuple[int, int] | None:
+    """(last record here, last record there) where a place of copies has records that the run's own log lost; else None.
+
+    The place is looked at first: whatever was copied there has been in the log here by then.
+    """
+    names = [name for name, _ in place.list_all(COPIED)]
+    copied = max((int(name.rpartition("/")[2]) for name in names if name[-DIGITS:].isdecimal()), default=0)
+    head = CommitLog(platform, f"{run_folder}/commits").head()
+    last = f"commits/{head:0{DIGITS}d}"
+    if not 0 < head < copied or not place.exists(last):
+        return None
+    same = place.read(last, 0, RECORD_BYTES_MAX) == Folder(platform, run_folder).read(last, 0, RECORD_BYTES_MAX)
+    return (head, copied) if same else None
 
 
 def _is_record(name: str) -> bool:
@@ -234,13 +247,17 @@ def _refuse_another(target: Store, manifest: str, commit: Commit) -> None:
         there = target.read(manifest, 0, target.size(manifest))
     except NameAbsent:
         return
-    if fmt.sha256(there) == commit.digest:
-        return
-    try:
-        fmt.decode(there, fmt.Manifest, manifest)
-    except CheckpointDamaged:
+    if fmt.sha256(there) == commit.digest or not _is_manifest(there):
         return
     raise NameTaken(
         "another checkpoint is published there under the same name", where=f"{target.url} {manifest}",
         fix="copy to another place: two runs must not share one",
     )
+
+
+def _is_manifest(data: bytes) -> bool:
+    try:
+        fmt.decode(data, fmt.Manifest, fmt.MANIFEST)
+    except CheckpointDamaged:
+        return False
+    return True

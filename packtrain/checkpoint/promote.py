@@ -56,7 +56,8 @@ def promote(
     if last is None or not (taken or last.number <= copied):
         raise _refused("this is no place of copies, or has been gone on with", place, _USE)
     theirs = _old_log(platform, old, records[:copied], place)
-    restored = _chosen(platform, None if taken or not theirs else old, place, log, brought)
+    behind = len(theirs or ()) < copied  # it has lost its last records: what it leads to is not where it was
+    restored = _chosen(platform, None if taken or behind else old, place, log, brought)
     _verify(platform, place, restored, told)
     left = tuple(one for one in theirs or () if one.kind == "save" and one.number > copied)
     closed = _closed(platform, old, place) if theirs is not None else None
@@ -73,6 +74,20 @@ def promote(
 
 
 _USE = "give the folder that `packtrain ckpt copy` or a mirror filled; a run of its own is trained by its own name"
+
+
+def is_origin(platform: Platform, run_folder: str, place: str) -> bool:
+    """Whether an attempt may begin in `run_folder`, and the log in `place` began there. False where one cannot be read.
+    """
+    try:
+        records = CommitLog(platform, f"{run_folder}/commits").all()
+        first = CommitLog(platform, f"{place}/commits").read(1)
+        copied = max(copied_numbers(platform, run_folder, records), default=0)
+    except (CommitUnknown, OSError):
+        return False
+    if not records or records[0] != first or (records[-1].kind == "moved" and records[-1].place):
+        return False
+    return records[-1].number > copied
 
 
 def _whole_log(platform: Platform, place: str, log: CommitLog) -> list[Commit]:
@@ -126,14 +141,20 @@ def _verify(platform: Platform, place: str, restored: Commit, told: Callable[[in
 
 
 def _old_log(platform: Platform, old: str | None, copied: list[Commit], place: str) -> list[Commit] | None:
-    """All records of the run; None: it cannot be reached or read. Raises PromoteRefused where it is another run's."""
+    """All records of the run but the one that closes it for this place; None: it cannot be reached or read. Raises
+    PromoteRefused where it is another run's.
+
+    A log that ends before the copies do, and is the same up to there, is this run's: its last records were lost.
+    """
     if old is None:
         return None
     try:
         theirs = CommitLog(platform, f"{old}/commits").all()
     except CommitUnknown:
         return None
-    if theirs[: len(copied)] != copied:
+    if theirs and theirs[-1].kind == "moved" and theirs[-1].place == place:
+        del theirs[-1]
+    if not theirs or theirs[: len(copied)] != copied[: len(theirs)]:
         raise _refused(
             "what was copied there is of another run, or this run went back behind it", place,
             "give the run whose copies these are",

@@ -22,7 +22,14 @@ from packtrain.checkpoint.blocks import Block, Blocks, as_damaged, as_unreadable
 from packtrain.checkpoint.commits import RECORD_BYTES_MAX, Commit, CommitLog, parse_record
 from packtrain.checkpoint.format import Box, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
 from packtrain.checkpoint.mirrors import holders, noted_states
-from packtrain.checkpoint.retention import TOMBSTONE_BYTES_MAX, Survey, Tombstone, parse_tombstone, tombstone_name
+from packtrain.checkpoint.retention import (
+    TOMBSTONE_BYTES_MAX,
+    Survey,
+    Tombstone,
+    parse_tombstone,
+    purging_name,
+    tombstone_name,
+)
 from packtrain.checkpoint.where import checkpoint_folder
 from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, FormatUnknown
 from packtrain.core.platform import Platform
@@ -245,6 +252,15 @@ def missing(platform: Platform, run_folder: str, commit: Commit) -> str:
             if not _has(platform, f"{folder}/{name}", size):
                 return name
     return ""
+
+
+def is_going(platform: Platform, run_folder: str, commit: Commit) -> bool:
+    """Whether a purge of what `commit` published has begun: it was claimed, or it is marked and has no manifest."""
+    stones = f"{run_folder}/tombstones"
+    if platform.exists(f"{stones}/{purging_name(commit.folder)}"):
+        return True
+    manifest = f"{checkpoint_folder(platform, run_folder, commit)}/{fmt.MANIFEST}"
+    return platform.exists(f"{stones}/{tombstone_name(commit.folder)}") and not platform.exists(manifest)
 
 
 def survey(platform: Platform, run_folder: str) -> Survey:

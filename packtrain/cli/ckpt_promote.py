@@ -50,16 +50,27 @@ def _made(platform: Platform, old: str | None, folder: str, lost: bool) -> Promo
 
 
 def _folder(place: str) -> str:
-    """Absolute, as the record names it. Raises PromoteRefused for a bucket, RunMissing where no run's copy lies."""
+    """Absolute, as the record names it. Raises PromoteRefused for a bucket and where no copy lies, StoreRefused,
+    StoreUnreachable where there is no folder."""
     from packtrain.cli import folders
-    from packtrain.core.errors import PromoteRefused
+    from packtrain.core.errors import PromoteRefused, RunMissing
+    from packtrain.core.platform import LocalPlatform
+    from packtrain.core.stores import Folder
 
     if "://" in place.removeprefix("file://"):
         raise PromoteRefused(
             "a bucket cannot hold the log of a run", where=place,
             fix="bring it to a folder, with any tool, names as they are; then promote that",
         )
-    return os.path.realpath(folders.find_run(place.removeprefix("file://")))
+    path = place.removeprefix("file://")
+    try:
+        return os.path.realpath(folders.find_run(path))
+    except RunMissing:
+        Folder(LocalPlatform(), os.path.abspath(path)).exists(folders.SPEC)  # what is no folder is told as such
+        raise PromoteRefused(
+            "no copy of a run lies there: it has no spec", where=path,
+            fix="give the folder that `packtrain ckpt copy` or a mirror filled",
+        ) from None
 
 
 @contextmanager
@@ -74,6 +85,7 @@ def _old(platform: Platform, run: str, folder: str, lost: bool) -> Iterator[str 
     except RunMissing:
         if not lost:
             raise
+        _refuse_mistyped(platform, run, folder)
         yield None
         return
     if old == folder:
@@ -85,6 +97,21 @@ def _old(platform: Platform, run: str, folder: str, lost: bool) -> Iterator[str 
             yield None
         else:
             yield old
+
+
+def _refuse_mistyped(platform: Platform, run: str, folder: str) -> None:
+    """What is said to be lost may only be misspelt: a run that is here would stay open."""
+    from packtrain.checkpoint.promote import is_origin
+    from packtrain.cli import folders
+    from packtrain.core.errors import PromoteRefused
+
+    for name in folders.run_names():
+        other = os.path.realpath(f"{folders.runs_folder()}/{name}")
+        if other != folder and is_origin(platform, other, folder):
+            raise PromoteRefused(
+                f"there is no run called {run!r}, and what was copied there is of {name}, which is not lost",
+                where=other, fix=f"packtrain ckpt repair {name} --promote {folder}",
+            )
 
 
 def _lines(run: str, folder: str, promoted: Promoted) -> list[str]:

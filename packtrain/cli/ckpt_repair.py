@@ -55,8 +55,10 @@ def repair(
     platform, folder = LocalPlatform(), folders.find_run(run)
     chosen, limit = to_mend(platform, folder, step), rate_of(rate)
     stores = [place(platform, url, endpoint, region, key_id, secret) for url in from_ or []]
-    places = Places(platform, _others(folder, stores or _mirrors(platform, folder)), limit)
+    others = _others(folder, stores or _mirrors(platform, folder))
+    places = Places(platform, others, limit)
     _conclude(folder, places, [(commit, _mend(platform, folder, commit, places, step)) for commit in chosen])
+    _compare_logs(platform, run, folder, others)
 
 
 def _refuse_mixture(run: str, step: str, from_: list[str] | None, promote: str) -> None:
@@ -67,6 +69,33 @@ def _refuse_mixture(run: str, step: str, from_: list[str] | None, promote: str) 
             "--promote is given alone, or with --lost", where=f"ckpt repair {run}",
             fix="packtrain ckpt repair RUN --promote PLACE; mend PLACE before, with packtrain ckpt repair PLACE --from",
         )
+
+
+def _compare_logs(platform: Platform, run: str, folder: str, others: list[Store]) -> None:
+    """Raises NotMended where the run's log lost its last records and a place has them. A place that is away is not
+    asked."""
+    from packtrain.checkpoint.copies import goes_on_to
+    from packtrain.core.errors import StoreRefused, StoreUnreachable
+
+    for store in others:
+        try:
+            ends = goes_on_to(platform, folder, store)
+        except (StoreRefused, StoreUnreachable):
+            continue
+        if ends is not None:
+            raise _lost_records(run, folder, store, *ends)
+
+
+def _lost_records(run: str, folder: str, store: Store, here: int, there: int) -> PacktrainError:
+    from packtrain.core.errors import NotMended
+
+    bring = "bring it to a folder, with any tool, names as they are; then " if "://" in store.url else ""
+    return NotMended(
+        f"the log here ends at record {here}, and in {store.url} it goes on to {there}: records were lost here",
+        where=f"{folder}/commits",
+        fix=f"{bring}packtrain ckpt repair {run} --promote {'FOLDER' if bring else store.url}; or restore the records "
+        "from a backup of the run folder",
+    )
 
 
 def _mirrors(platform: Platform, folder: str) -> list[Store]:

@@ -45,6 +45,9 @@ def ls(
         return
     for line in _lines(shown, sizes, len(rows) - len(shown)):
         typer.echo(line)
+    last = log.last()
+    if last is not None and last.kind == "moved" and last.place:
+        typer.echo(f"closed: this run goes on in {last.place}")
 
 
 def show(

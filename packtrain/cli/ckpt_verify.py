@@ -45,6 +45,8 @@ class _Looked:
     commit: Commit
     damage: list[Damage] = field(default_factory=list)
     unreadable: CheckpointUnreadable | None = None
+    purged: bool = False
+    """Retention took it, or part of it, while it was read: what was missing then is no damage."""
     over: bool = False
     """Nothing more of it will be read."""
 
@@ -73,7 +75,7 @@ def look(platform: Platform, folder: str, chosen: list[Commit], json: bool) -> N
 
 def _verify(platform: Platform, folder: str, looked: _Looked) -> None:
     """Read all of one checkpoint, under a bar of its own: on a terminal nothing can be printed beneath one."""
-    from packtrain.checkpoint.reader import checkpoint_bytes, verify_commit
+    from packtrain.checkpoint.reader import checkpoint_bytes, is_going, verify_commit
     from packtrain.cli.bars import Bars
     from packtrain.core.errors import CheckpointUnreadable
     from packtrain.core.units import bytes_text
@@ -91,13 +93,16 @@ def _verify(platform: Platform, folder: str, looked: _Looked) -> None:
             verify_commit(platform, folder, looked.commit, told, looked.damage.append)
         except CheckpointUnreadable as error:
             looked.unreadable = error
+    if (looked.damage or looked.unreadable) and is_going(platform, folder, looked.commit):
+        looked.purged, looked.unreadable = True, None
+        looked.damage.clear()
     looked.over = True
 
 
 def _plain(one: _Looked) -> dict[str, Any]:
     return {
         "step": one.commit.step, "attempt": one.commit.attempt, "commit": one.commit.number,
-        "whole": one.over and not one.damage and one.unreadable is None,
+        "whole": one.over and not (one.purged or one.damage) and one.unreadable is None, "purged": one.purged,
         "damage": [damage._asdict() for damage in one.damage],
         "unreadable": None if one.unreadable is None else one.unreadable.as_dict(),
     }
@@ -111,7 +116,7 @@ def _lines(one: _Looked) -> list[str]:
     if one.unreadable is not None:
         lines.append(f"{name}: UNREADABLE {one.unreadable.where}: {one.unreadable.what}")
     if one.over and not lines:
-        lines.append(f"{name}: whole")
+        lines.append(f"{name}: {'purged meanwhile' if one.purged else 'whole'}")
     return [printable(line) for line in lines]
 
 
@@ -128,8 +133,9 @@ def _conclude(folder: str, looked: list[_Looked]) -> None:
 
     bad = [one.commit.step for one in looked if one.damage]
     errors = [one.unreadable for one in looked if one.unreadable is not None]
-    whole = sum(not one.damage and one.unreadable is None for one in looked)
-    counts = f"{whole} of {len(looked)} looked at {'is' if whole == 1 else 'are'} whole"
+    there = [one for one in looked if not one.purged]
+    whole = sum(not one.damage and one.unreadable is None for one in there)
+    counts = f"{whole} of {len(there)} looked at {'is' if whole == 1 else 'are'} whole"
     unread = f"the disk refuses to read step {_listed([one.commit.step for one in looked if one.unreadable])} now"
     if bad:
         raise DamageFound(

@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +19,7 @@ from packtrain.cli import folders, spec
 from packtrain.cli.ending import complain
 from packtrain.cli.progress import watching
 from packtrain.cli.version import version
-from packtrain.core.errors import EXIT_DONE, CommitsUnfit, RunUnusable
+from packtrain.core.errors import EXIT_DONE, CommitsUnfit, CommitUnknown, RunUnusable
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.monitor.fold import Facts
 from packtrain.monitor.report import bits_text, gather, store_name
@@ -46,7 +46,7 @@ class Run:
 
 
 def launch(name: str | None, new: bool, wanted: RunSpec, profile_steps: int = 0) -> int:
-    """Create or resume the run and stay with it; the exit code."""
+    """Create or resume the run and stay with it; the exit code. Raises RunMoved where it goes on elsewhere."""
     platform = LocalPlatform()
     run = find(name, new, wanted)
     if run is None:
@@ -54,6 +54,8 @@ def launch(name: str | None, new: bool, wanted: RunSpec, profile_steps: int = 0)
         chosen = pick_name(name, new, wanted)
         check_places(platform, wanted.checkpoint.mirrors, folders.named(chosen))
         run = create(platform, chosen, wanted)
+    if run.resumed:
+        require_here(platform, run.folder)
     if run.resumed and finished(platform, run, profile_steps):
         return EXIT_DONE
     code = stay(platform, run, profile_steps)
@@ -132,6 +134,13 @@ def usable(folder: str) -> Iterator[None]:
             fix="free space or mend its permissions (see `packtrain doctor`), or set PACKTRAIN_HOME to another folder; "
                 "then give the same command",
         ) from error
+
+
+def require_here(platform: Platform, folder: str) -> None:
+    """Raises RunMoved where the log is closed. One that cannot be read is told by the attempt that needs it."""
+    with suppress(CommitUnknown):
+        if platform.is_dir(f"{folder}/commits"):
+            CommitLog(platform, f"{folder}/commits").require_open()
 
 
 def finished(platform: Platform, run: Run, profile_steps: int = 0) -> bool:

@@ -108,6 +108,24 @@ def test_verify_names_tensor_and_file(run: pathlib.Path, capsys: pytest.CaptureF
     assert code == 78 and not told["whole"] and told["damage"][0]["tensors"] == ["w", "step"]
 
 
+def test_verify_beside_a_purge(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What retention takes while it is read is said to be purged, and is no damage: its purge was claimed, or it is
+    marked and has no manifest any more. One that is marked and whole is whole; damage without a mark stays damage."""
+    image, gone = "step-00000010.a0001.t1", "step-00000030.a0001.t1"
+    (run / "tombstones" / f"{image}.purging").write_text("")
+    (run / "checkpoints" / image / IMAGE).unlink()
+    (run / "tombstones" / f"{gone}.json").write_text(f'{{"folder":"{gone}","written_s":1.0,"reason":"x"}}')
+    assert said(capsys, "ckpt", "verify", "mine", "--all")[1].count("whole") == 5
+    (run / "checkpoints" / gone / "manifest.json").unlink()
+    code, out, _ = said(capsys, "ckpt", "verify", "mine", "--all")
+    assert (code, out.count("whole"), out.count("purged meanwhile")) == (0, 4, 2), out
+    told = json.loads(said(capsys, "ckpt", "verify", "mine", "--all", "--json")[1])
+    assert [(one["whole"], one["purged"]) for one in told].count((False, True)) == 2
+    (run / "tombstones" / f"{gone}.json").unlink()
+    code, out, errors = said(capsys, "ckpt", "verify", "mine", "--all")
+    assert code == 78 and "damaged: step 30; 4 of 5 looked at are whole" in errors
+
+
 def test_verify_tells_damage_and_refusals(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One damaged and two that the disk refuses: each is told, those after them still looked at, and it ends in 78;
     refused ones alone end in 75, however many are whole; as JSON the same."""

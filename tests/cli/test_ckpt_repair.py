@@ -8,6 +8,9 @@ import shutil
 import pytest
 
 from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.cli import spec
+from packtrain.cli.launch import launch
+from packtrain.core.errors import RunMoved
 from packtrain.core.holder import hold
 from packtrain.core.platform import LocalPlatform
 from tests.checkpoint.worlds import make_run, publish_small
@@ -155,7 +158,10 @@ def test_a_place_of_copies_becomes_the_run(
         assert code == 0 and f"{home}/place is the run now; it goes on from step 10" in out, errors
         assert "the log of mine is closed" in out and "never came here, and stay in the old place: 15" in out
         assert f"next: ln -s {home}/place {home}/runs/place" in out and "--run place" in out
-    assert said(capsys, "ckpt", "ls", "mine")[0] == 0
+    assert said(capsys, "ckpt", "ls", "mine")[1].endswith(f"closed: this run goes on in {home}/place\n")
+    assert "closed" not in said(capsys, "ckpt", "ls", "place")[1]
+    with pytest.raises(RunMoved, match=f"goes on in {home}/place"):
+        launch("mine", False, spec.read(str(home / "runs" / "mine" / "spec" / "0001.toml")))
     code, _, errors = said(capsys, "ckpt", "restore", "mine", "5")
     assert code == 78 and f"[run.moved] this run goes on in {home}/place, and nowhere else" in errors
     (home / "runs" / "back").mkdir()
@@ -182,12 +188,40 @@ def test_a_run_that_is_gone_needs_a_word(
     assert code == 0 and "the log of mine is not closed: when that disk comes back, give this command again" in out
 
 
+def test_lost_records_of_the_log(
+    home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the run's log lost its last records and a place has them, a repair says so and names the way; the place
+    becomes the run by it, goes on from the last save, and the log that lost them is closed."""
+    assert said(capsys, "ckpt", "repair", "mine")[0] == 0
+    record = home / "runs" / "mine" / "commits" / f"{saves[1].number:012d}"
+    record.unlink()
+    code, _, errors = said(capsys, "ckpt", "repair", "mine")
+    assert code == 78 and f"the log here ends at record 2, and in {home}/place it goes on to 3" in errors
+    assert f"packtrain ckpt repair mine --promote {home}/place" in errors
+    for _ in range(2):
+        code, out, errors = said(capsys, "ckpt", "repair", "mine", "--promote", f"{home}/place")
+        assert code == 0 and "it goes on from step 10" in out and "the log of mine is closed" in out, errors
+    assert "run.moved" in said(capsys, "ckpt", "restore", "mine", "5")[2]
+
+
+def test_a_fork_is_no_longer_log(
+    home: pathlib.Path, saves: list[Commit], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A place of copies that was trained on has a longer log, and the run lost nothing."""
+    CommitLog(LocalPlatform(), str(home / "place" / "commits")).begin(None, ["r00000"], "b")
+    assert said(capsys, "ckpt", "repair", "mine")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         (["mine", "--lost"], 2, "--promote is given alone"), (["mine", "5", "--promote", "place"], 2, "given alone"),
         (["mine", "--promote", "place", "--from", "place"], 2, "given alone"),
-        (["mine", "--promote", "mine"], 2, "one folder"), (["mine", "--promote", "nowhere"], 78, "run.missing"),
+        (["mine", "--promote", "mine"], 2, "one folder"), (["mine", "--promote", "nowhere"], 75, "nowhere"),
+        (["mine", "--promote", "runs"], 78, "no copy of a run lies there"),
+        (["mine", "--promote", "runs/mine/spec/0001.toml"], 78, "store.refused"),
+        (["mime", "--promote", "place", "--lost"], 78, "what was copied there is of mine, which is not lost"),
         (["mine", "--promote", "s3://b/x"], 78, "a bucket cannot hold the log"),
     ],
 )
