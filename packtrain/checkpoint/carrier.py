@@ -49,7 +49,7 @@ from packtrain.checkpoint.mirroring import Mirroring
 from packtrain.checkpoint.publish import Gate, Part, Save, carry
 from packtrain.checkpoint.purge import execute
 from packtrain.checkpoint.retention import Action
-from packtrain.checkpoint.where import fall_back_home
+from packtrain.checkpoint.where import fall_back_home, require_outside
 from packtrain.core.errors import CommitStale, CommitUnknown, PacktrainError, SaveFailed
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform, Platform
@@ -478,7 +478,8 @@ def _failure(ticket: int, step: int, error: PacktrainError) -> dict[str, Any]:
 def open_carrier(
     platform: Platform, run_folder: str, socket_path: str, begin_number: int, config: CheckpointConfig | None = None
 ) -> Carrier:
-    """Look up the attempt, make the folders, listen. Raises CommitUnknown when that record is no `begin`.
+    """Look up the attempt, make the folders, listen. Raises CommitUnknown when that record is no `begin`, Contradiction
+    for a place to fall back to in the run folder.
 
     A save that an earlier carrier of this attempt published without living to say so is known from the start. Without
     `config` nothing is mirrored, and nothing that is lost is looked for.
@@ -495,14 +496,16 @@ def open_carrier(
     last = log.last()
     latest = last if last is not None and (last.kind, last.attempt) == ("save", begin.attempt) else None
     mirroring = None if config is None else Mirroring(platform, run_folder, begin.attempt, config)
+    homes = _homes(platform, run_folder, log, config)
     listener = platform.stream_listener(socket_path)
-    return Carrier(platform, run_folder, begin, latest, listener, mirroring, _homes(platform, run_folder, log, config))
+    return Carrier(platform, run_folder, begin, latest, listener, mirroring, homes)
 
 
 def _homes(platform: Platform, run_folder: str, log: CommitLog, config: CheckpointConfig | None) -> list[str]:
     """Where saves of this run go that its own disk will not take."""
     first = log.read(1)
     roots = config.fallback if config is not None else ()
+    require_outside(roots, run_folder)
     return [fall_back_home(root, run_folder, first) for root in roots] if first is not None else []
 
 

@@ -66,6 +66,8 @@ class CommitLog:
         self._folder = folder
         self._known = 0
         self._nonces: set[str] = set()
+        self.links_tried = 0
+        """So often a record may have come to be, whatever was answered; never before its number is linked."""
 
     # --- reading ---
 
@@ -300,6 +302,7 @@ class CommitLog:
 
     def _claimed(self, temp: str, record: Commit) -> bool:
         """Link; whatever it answers, the number itself says whose it is: a reply may be lost, or come from a repeat."""
+        self.links_tried += 1
         try:
             self._platform.link(temp, self.path(record.number))
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import posixpath
 import re
 from typing import Literal
 
@@ -118,12 +119,17 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 f"a save needs a deadline, of {DEADLINE_S_MAX:.0f} s at most", where="checkpoint.deadline_s",
                 fix="300 is a good value",
             )
-        if not all(root.startswith("/") for root in self.fallback) or len(set(self.fallback)) < len(self.fallback):
-            raise Contradiction(
-                "a place to fall back to is an absolute path, named once", where="checkpoint.fallback",
-                fix="write the path of a folder on another disk",
-            )
+        self._check_fallback()
         self._check_mirrors()
+
+    def _check_fallback(self) -> None:
+        roots = [root.rstrip("/") or "/" for root in self.fallback]
+        plain = all(root.startswith("/") and posixpath.normpath(root) == root for root in roots)
+        if not plain or any(root.startswith("//") for root in roots) or len(set(roots)) < len(roots):
+            raise Contradiction(
+                "a place to fall back to is an absolute path without `//`, `/./` and `/../`, named once",
+                where="checkpoint.fallback", fix="write the plain path of a folder on another disk",
+            )
 
     def _check_mirrors(self) -> None:
         names = [mirror.name for mirror in self.mirrors]

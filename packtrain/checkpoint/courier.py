@@ -246,8 +246,12 @@ def _tell_lost(errand: Errand, obstacles: Sequence[tuple[str, PacktrainError]]) 
 
 def lost(run_folder: str, commit: Commit, why_not_back: str, again: bool) -> CheckpointLost:
     fix = "it is tried again" if again else "copy this folder from another copy of the run, if there is one"
+    gone = "was taken away from outside"
+    if commit.place:
+        gone = f"is not in {commit.place} any more, where its save fell back to,"
+        fix = f"see that the disk of {commit.place} is mounted; {fix}"
     return CheckpointLost(
-        f"step {commit.step} was taken away from outside and cannot be brought back{' yet' if again else ''} "
+        f"step {commit.step} {gone} and cannot be brought back{' yet' if again else ''} "
         f"({why_not_back})", where=f"{run_folder}/checkpoints/{commit.folder}", fix=f"{fix}; {LOST_FIX}",
     )
 

@@ -18,7 +18,8 @@ from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import FolderName, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
 from packtrain.checkpoint.pour import pour
 from packtrain.checkpoint.purge import discard_try
-from packtrain.core.errors import CheckpointDamaged, CommitUnknown, SaveFailed, SaveFellBack
+from packtrain.checkpoint.where import is_place
+from packtrain.core.errors import CheckpointDamaged, CommitStale, CommitUnknown, SaveFailed, SaveFellBack
 from packtrain.core.platform import Platform
 from packtrain.core.units import NS, bytes_text
 
@@ -94,19 +95,28 @@ def carry(
     if not gate.go_through():
         discard_try(platform, f"{written.home}/checkpoints/{written.folder}")
         raise _failed(save, run_folder, "the disk was too slow")
-    place = "" if written.home == run_folder else written.home
-    pause = _Pause(platform, save.end_ns)
-    while True:
-        try:
-            commit = log.publish(save.attempt, save.step, written.digest, written.folder, place)
-            break
-        except CommitUnknown as error:
-            # It may be published all the same, so from here on the folder stays.
-            if not pause.wait():
-                raise _failed(save, run_folder, f"written but not confirmed as published: {error.what}") from error
-    if place:
+    commit = _published(platform, log, run_folder, save, written)
+    if commit.place:
         told(_fell_back(save, run_folder, written))
     return commit
+
+
+def _published(platform: Platform, log: CommitLog, run_folder: str, save: Save, written: _Written) -> Commit:
+    """Try until the deadline. Once a link was tried it may be published, whatever is heard: then the folder stays.
+    """
+    place = "" if written.home == run_folder else written.home
+    pause, links = _Pause(platform, save.end_ns), log.links_tried
+    try:
+        while True:
+            try:
+                return log.publish(save.attempt, save.step, written.digest, written.folder, place)
+            except CommitUnknown as error:
+                if not pause.wait():
+                    raise _failed(save, run_folder, f"written but not confirmed as published: {error.what}") from error
+    except (CommitStale, SaveFailed):
+        if log.links_tried == links:
+            discard_try(platform, f"{written.home}/checkpoints/{written.folder}")
+        raise
 
 
 def check_parts(save: Save) -> list[TensorSpec]:
@@ -186,7 +196,12 @@ def _written_in(
 
 
 def _open_home(platform: Platform, home: str) -> None:
-    """The folder it lies in is never made here: where that is missing, a disk is not mounted."""
+    """The folder it lies in is never made here: where that is missing, a disk is not mounted.
+
+    A path that no record may name takes no save: nobody could read it.
+    """
+    if not is_place(home):
+        raise _HomeFailed("no record may name this path")
     root = home.rpartition("/")[0] or "/"
     if not platform.is_dir(root):
         raise OSError(errno.ENOENT, "this folder is not there", root)

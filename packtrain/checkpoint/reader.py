@@ -30,7 +30,7 @@ from packtrain.checkpoint.retention import (
     purging_name,
     tombstone_name,
 )
-from packtrain.checkpoint.where import checkpoint_folder
+from packtrain.checkpoint.where import checkpoint_folder, reachable_folder
 from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, FormatUnknown
 from packtrain.core.platform import Platform
 
@@ -236,14 +236,15 @@ def checkpoint_bytes(platform: Platform, run_folder: str, commit: Commit) -> int
 def missing(platform: Platform, run_folder: str, commit: Commit) -> str:
     """The first file of a published checkpoint that is not there, or not as long as it was; "": none.
 
-    Names and sizes only: what is in the files is for `verify`. Raises OSError where the disk refuses to say, and what a
-    manifest that cannot be read raises.
+    Names and sizes only: what is in the files is for `verify`. What lies in a place that is away is not there. Raises
+    OSError where the disk refuses to say, and what a manifest that cannot be read raises.
     """
-    folder = checkpoint_folder(platform, run_folder, commit)
+    folder = reachable_folder(platform, run_folder, commit)
     try:
         data = platform.read(f"{folder}/{fmt.MANIFEST}", 0, TABLE_BYTES_MAX)
     except FileNotFoundError:
-        return fmt.MANIFEST if platform.is_dir(folder) else "its folder"
+        there = f"its folder, in {commit.place}" if commit.place else "its folder"
+        return fmt.MANIFEST if platform.is_dir(folder) else there
     if fmt.sha256(data) != commit.digest:
         return fmt.MANIFEST if len(data) == 0 else ""  # other bytes are damage, which `repair` is for
     for entry in fmt.decode(data, fmt.Manifest, folder).parts:

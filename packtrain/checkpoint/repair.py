@@ -25,7 +25,7 @@ from packtrain.checkpoint.format import Manifest, PartEntry, PartTable, TensorSp
 from packtrain.checkpoint.pour import pour
 from packtrain.checkpoint.reader import TABLE_BYTES_MAX, Damage, manifest_of, table_of, touched
 from packtrain.checkpoint.retention import purging_name, tombstone_name
-from packtrain.checkpoint.where import checkpoint_folder
+from packtrain.checkpoint.where import reachable_folder
 from packtrain.core.bulk import Crew
 from packtrain.core.errors import (
     CheckpointDamaged,
@@ -139,7 +139,7 @@ def _refuse_purged(platform: Platform, run_folder: str, commit: Commit) -> None:
     stones = f"{run_folder}/tombstones"
     going = platform.exists(f"{stones}/{purging_name(commit.folder)}")
     marked = platform.exists(f"{stones}/{tombstone_name(commit.folder)}")
-    if going or (marked and not platform.is_dir(checkpoint_folder(platform, run_folder, commit))):
+    if going or (marked and not platform.is_dir(reachable_folder(platform, run_folder, commit))):
         raise CheckpointGone(
             "retention took this checkpoint, or is about to", where=f"{run_folder}/checkpoints/{commit.folder}",
             fix="packtrain ckpt ls RUN shows those that stay",
@@ -155,7 +155,7 @@ class _Repair:
 
     def __init__(self, platform: Platform, run_folder: str, commit: Commit, places: Places, told: Told) -> None:
         self._platform, self._commit, self._places, self._told = platform, commit, places, told
-        self._folder = checkpoint_folder(platform, run_folder, commit)
+        self._folder = reachable_folder(platform, run_folder, commit)
         self._name = f"checkpoints/{commit.folder}"
         self._outcome = Outcome()
         self._small: list[tuple[str, bytes]] = []

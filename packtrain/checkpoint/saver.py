@@ -166,6 +166,14 @@ class Saver:
         self.forgot += 1
         return None
 
+    def forget(self) -> None:
+        """No attempt is to begin from what is held in memory: records go, images that are being written away stay."""
+        self._wait_for_record()
+        self._whole = self._filled_last = None
+        for buffer in self._buffers:
+            with suppress(OSError):
+                buffer.forget(self._platform)
+
     def poll(self) -> list[SaveResult]:
         """Saves that have ended since the last call. Does not wait."""
         self._hear()
@@ -223,20 +231,28 @@ class Saver:
     ) -> Buffer | None:
         """The state, copied into a free buffer; None: all are in use. Raises SaveFailed."""
         self._wait_for_record()
-        buffer = self._free()
-        if buffer is None:
-            return None
-        try:
-            buffer.fill(self._platform, layout, tensors)
-        except OSError as error:
-            failure = _no_buffer(error, buffer.path, layout.bytes_total)
-            buffer.renew(self._platform)
-            raise failure from error
-        if self._crew is not None:
+        buffer = self._filled(layout, tensors)
+        if buffer is not None and self._crew is not None:
             buffer.step, self._filled_last = step, buffer
             slot = self._slot(step, layout, tensors, meta)
             self._sealed = self._crew.start(partial(buffer.seal, self._platform, slot))
         return buffer
+
+    def _filled(self, layout: ImageLayout, tensors: Sequence[LocalTensor]) -> Buffer | None:
+        """The first free buffer that takes it: where there is no room for a new one, one that has its room does."""
+        failure: SaveFailed | None = None
+        for buffer in self._free():
+            try:
+                if buffer.lent:
+                    buffer.renew(self._platform)
+                buffer.fill(self._platform, layout, tensors)
+                return buffer
+            except OSError as error:
+                failure = failure or _no_buffer(error, buffer.path, layout.bytes_total)
+                buffer.renew(self._platform)
+        if failure is not None:
+            raise failure
+        return None
 
     def _slot(
         self, step: int, layout: ImageLayout, tensors: Sequence[LocalTensor], meta: dict[str, Any]
@@ -246,13 +262,10 @@ class Saver:
             tensors=tuple(dict.fromkeys(tensor.spec for tensor in tensors)), boxes=layout.boxes, about=_about(meta),
         )
 
-    def _free(self) -> Buffer | None:
-        """A buffer that nobody needs: of several, that with the oldest state."""
+    def _free(self) -> list[Buffer]:
+        """Buffers that nobody needs, that with the oldest state first."""
         free = [buffer for buffer in self._buffers if not buffer.held and buffer is not self._whole]
-        buffer = min(free, key=lambda buffer: buffer.step, default=None)
-        if buffer is not None and buffer.lent:
-            buffer.renew(self._platform)
-        return buffer
+        return sorted(free, key=lambda buffer: buffer.step)
 
     def _wait_for_record(self) -> None:
         """Of the slot filled last. One that could not be written: the slot before stays the whole one."""

@@ -100,7 +100,7 @@ class Buffer:
 
     def fill(self, platform: Platform, layout: ImageLayout, tensors: Sequence[LocalTensor]) -> None:
         """Copy. Raises OSError where there is no room, or the record of what it held does not go."""
-        self._forget(platform)
+        self.forget(platform)
         mapped = self._mapped
         if mapped is None or self._header != layout.header:
             mapped = self._mapped = platform.map_file(self.path, layout.bytes_total)
@@ -133,7 +133,7 @@ class Buffer:
         self._adopted, self._mapped = "", None
         self.step, self.lent, self._recorded = -1, False, False
 
-    def _forget(self, platform: Platform) -> None:
+    def forget(self, platform: Platform) -> None:
         """No record may stand beside an image that is being filled."""
         if self._recorded:
             with suppress(FileNotFoundError):
@@ -218,10 +218,12 @@ def look(platform: Platform, run_folder: str, log: CommitLog) -> Found:
     """The newest step that every writer of the last begun attempt holds whole, if it is newer than what is on disk.
 
     An attempt that began from memory and holds nothing of its own yet may be begun again from the same. What cannot be
-    looked at is not there: the disk has what was published.
+    looked at is not there: the disk has what was published. Nor is anything once the log was taken over: what was
+    copied after its last record belongs to the log that was closed.
     """
-    begun, point = log.begun(), log.restore_point()
-    if begun is None:
+    begun = next((commit for commit in log.follow(log.head()) if commit.kind != "save"), None)
+    point = log.restore_point()
+    if begun is None or begun.kind == "moved":
         return Found()
     try:
         held = held_in(platform, memory_folder(run_folder))

@@ -15,6 +15,7 @@ import msgspec
 from packtrain.checkpoint.asked import wished
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.where import require_outside
 from packtrain.cli import folders, spec
 from packtrain.cli.ending import complain
 from packtrain.cli.progress import watching
@@ -96,9 +97,11 @@ def find(name: str | None, new: bool, wanted: RunSpec) -> Run | None:
 def create(platform: Platform, name: str, wanted: RunSpec) -> Run:
     """Make the run folder. Of two commands that create one run at once, one wins and the other resumes it.
 
-    Raises RunUnusable where nothing can be written, CommitsUnfit where hard links are refused, SpecDiffers.
+    Raises RunUnusable where nothing can be written, CommitsUnfit where hard links are refused, SpecDiffers, and
+    Contradiction where saves would fall back into the run folder.
     """
     folder = folders.named(name)
+    require_outside(wanted.checkpoint.fallback, folder)
     path = f"{folder}/{folders.SPEC}"
     with usable(folder):
         platform.mkdir(os.path.dirname(path))
@@ -172,6 +175,7 @@ def stay(platform: Platform, run: Run, profile_steps: int = 0) -> int:
     """
     current = spec.read(newest_spec(platform, run.folder))
     check_places(platform, current.checkpoint.mirrors, run.folder)
+    require_outside(current.checkpoint.fallback, run.folder)
     traced = ("--profile", str(profile_steps)) if profile_steps else ()
     job = foreground.Job(
         name=run.name, run_folder=run.folder, worker=(sys.executable, *WORKER, run.folder, *traced),

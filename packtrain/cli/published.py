@@ -9,7 +9,7 @@ from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.listing import listing
 from packtrain.checkpoint.reader import survey
-from packtrain.checkpoint.where import checkpoint_folder
+from packtrain.checkpoint.where import reachable_folder
 from packtrain.core.errors import RunMissing, UsageError
 from packtrain.core.platform import Platform
 
@@ -80,7 +80,7 @@ def _fits(commit: Commit, word: str) -> bool:
 
 
 def _is_there(platform: Platform, folder: str, commit: Commit) -> bool:
-    return commit.kind == "save" and platform.is_dir(checkpoint_folder(platform, folder, commit))
+    return commit.kind == "save" and platform.is_dir(reachable_folder(platform, folder, commit))
 
 
 def _none(folder: str) -> RunMissing:

@@ -264,6 +264,7 @@ class Loop:
         policy, where = self.parts.spec.guard.policy, f"data index {self.index}"
         what = f"batch {self.index} gave a {REASONS[Verdict(int(bad.verdict))]} step, and again when it was rerun"
         if policy == "rollback":
+            self.parts.saves.forget()  # newer than where it goes back to, whoever begins the next attempt
             raise GuardRollback(what, where=where, fix="none: the run goes back to its last published step")
         if policy == "stop":
             self._save_last(self.parts.spec.checkpoint.deadline_s)

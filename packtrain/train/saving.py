@@ -80,6 +80,7 @@ class Offering(Protocol):
     @property
     def remembers(self) -> bool: ...
     def remember(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> float | None: ...
+    def forget(self) -> None: ...
     def save(
         self, step: int, tensors: list[LocalTensor], meta: dict[str, Any], deadline_s: float | None = None
     ) -> int | None: ...
@@ -271,6 +272,10 @@ class Saves:
             size = sum(tensor.array.nbytes for tensor in tensors)
             copied, took_s = (0, 0.0) if stall_s is None else (size, stall_s)
             self._journal.write(MemorySaved(step=standing.index, bytes=copied, stall_s=took_s))
+
+    def forget(self) -> None:
+        """No attempt begins from what this one holds in memory."""
+        self._saver.forget()
 
     def _meta(self, state: State, standing: Standing) -> dict[str, Any]:
         guard = {name: float(value) for name, value in jax.device_get(state.guard)._asdict().items()}

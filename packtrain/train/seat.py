@@ -125,7 +125,7 @@ def _begin(platform: Platform, run: str, fresh: bool, memory: bool = False) -> t
     log = CommitLog(platform, f"{run}/commits")
     log.probe()
     asked, point = wished(platform, run, log), next_restored(platform, run, log)
-    found = look(platform, run, log) if memory and not fresh and asked is None else Found()
+    found = _in_memory(platform, run, log) if memory and not fresh and asked is None else Found()
     if point is None and found.memory is None and not fresh:
         raise NeitherRestoreNorFresh(
             "this run has published no checkpoint, and nothing starts from random by accident", where=run,
@@ -140,6 +140,15 @@ def _begin(platform: Platform, run: str, fresh: bool, memory: bool = False) -> t
     if found.memory is not None:
         return begin, Restore(begin.number, found.memory[2]), found.note
     return begin, Restore(point.number, point.digest) if point else None, found.note
+
+
+def _in_memory(platform: Platform, run: str, log: CommitLog) -> Found:
+    """What the last attempt left there. Where it began from that itself and got no further, the disk is trusted more:
+    whatever ended it might end every attempt after it."""
+    found, begun = look(platform, run, log), log.begun()
+    if found.memory is None or begun is None or found.memory != begun.memory:
+        return found
+    return Found(None, f"step {found.memory[1]} in memory led to nothing newer, so this attempt begins from disk")
 
 
 def _start_carrier(platform: Platform, env: Mapping[str, str], run: str, socket: str, begin: Commit) -> Process:

@@ -513,10 +513,11 @@ def _fillable():
 
 
 def test_no_room_for_a_buffer_is_an_outcome(rig):
-    """A buffer that cannot be made (here: a folder in its place) fails the save with place and remedy; nothing
+    """Where no buffer can be made (here: folders in their places) the save fails with place and remedy; nothing
     raises."""
     saver = rig.saver()
-    os.mkdir(saver._buffers[0].path)
+    for buffer in saver._buffers:
+        os.mkdir(buffer.path)
     ticket = saver.save(10, small_state(1, 10), {})
     error = one(saver.poll()).error
     assert ticket is not None and error["name"] == SaveFailed.name and error["where"] and error["fix"]

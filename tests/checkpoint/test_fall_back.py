@@ -11,16 +11,18 @@ import msgspec
 import pytest
 
 from packtrain.checkpoint import asked
+from packtrain.checkpoint.carrier import open_carrier
 from packtrain.checkpoint.commits import Commit, CommitLog, parse_record, render_record
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.copies import send
+from packtrain.checkpoint.courier import lost
 from packtrain.checkpoint.publish import HOME_TRIES, RANK_TRY, Gate, carry
 from packtrain.checkpoint.purge import execute
-from packtrain.checkpoint.reader import missing, survey, verify_commit
+from packtrain.checkpoint.reader import missing, open_checkpoint, survey, verify_commit
 from packtrain.checkpoint.repair import Places, repair
 from packtrain.checkpoint.retention import Action, plan
-from packtrain.checkpoint.where import checkpoint_folder, fall_back_home
-from packtrain.core.errors import CheckpointDamaged, Contradiction, SaveFailed, SaveFellBack
+from packtrain.checkpoint.where import checkpoint_folder, fall_back_home, is_place, require_outside
+from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, Contradiction, SaveFailed, SaveFellBack
 from packtrain.core.fake import FakeCrash, FakeDisk, FakePlatform, Fault, crash, delay, fail
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.stores import Folder
@@ -116,7 +118,25 @@ def test_a_log_that_takes_no_record_fails_the_save() -> None:
     refuse(platform, fail(errno.ENOSPC), f"{RUN}/")
     with pytest.raises(SaveFailed, match="not confirmed as published"):
         save(platform, log, homes)
-    assert log.head() == 2
+    assert log.head() == 2 and platform.listdir(OWN) == ["step-00000005.a0001.t1"]
+
+
+@pytest.mark.parametrize("op", ["create", "link"])
+def test_what_is_surely_not_published_leaves_nothing(op: str) -> None:
+    """Where no record could even be tried, what was written on the other disk goes: nobody would look for it there.
+    Where a link was tried the record may have come to be, so it stays."""
+    platform, log, homes = world()
+
+    def strike(done: str, path: str, n: int) -> Fault | None:
+        refused = (done == op and path.startswith(f"{RUN}/commits")) or (done == "write" and path.startswith(OWN))
+        return fail(errno.ENOSPC) if refused else None
+
+    platform.faults = strike
+    with pytest.raises(SaveFailed, match="not confirmed as published"):
+        save(platform, log, homes)
+    platform.faults = None
+    left = platform.listdir(f"{homes[0]}/checkpoints")
+    assert left == ([] if op == "create" else [f"step-00000010.a0001.t{RANK_TRY + 1}"]) and log.head() == 2
 
 
 def test_everybody_finds_it() -> None:
@@ -136,7 +156,8 @@ def test_everybody_finds_it() -> None:
     repair(platform, RUN, commit, Places(platform, [Folder(platform, "/mirror")]))
     must_load(platform, RUN, commit)
     platform.disk.replace(SCRATCH, "/away")
-    assert missing(platform, RUN, commit) == "its folder" and commit.folder not in survey(platform, RUN).ages_s
+    assert missing(platform, RUN, commit) == f"its folder, in {commit.place}"
+    assert commit.folder not in survey(platform, RUN).ages_s
     repair(platform, RUN, commit, Places(platform, [Folder(platform, "/mirror")]))
     platform.disk.replace("/away", SCRATCH)
     assert checkpoint_folder(platform, RUN, commit) == f"{OWN}/{commit.folder}"
@@ -202,6 +223,40 @@ def test_a_record_that_leads_elsewhere_is_refused(place: str) -> None:
         checkpoint_folder(platform, RUN, msgspec.structs.replace(commit, place=place))
 
 
+@pytest.mark.parametrize("away", ["the disk", "its mount point is empty"])
+def test_a_disk_that_is_away_is_no_damage(away: str) -> None:
+    """Where the place a save fell back to is not there, as when its disk is not mounted, opening it names the place and
+    is to be tried again: the save is not damaged, so no run goes back to the one before. The warning of a lost
+    checkpoint names it as well. What is missing in a place that is there is damage."""
+    platform, _, commit = fallen()
+    platform.disk.replace(SCRATCH, "/away")
+    if away != "the disk":
+        platform.mkdir(SCRATCH)
+    with pytest.raises(CheckpointUnreadable, match=commit.place) as caught:
+        open_checkpoint(platform, RUN, commit)
+    assert caught.value.where == commit.place and "mounted" in caught.value.fix
+    with pytest.raises(CheckpointUnreadable):
+        verify_commit(platform, RUN, commit)
+    warned = lost(RUN, commit, "there is no mirror", again=False)
+    assert commit.place in warned.what and commit.place in warned.fix
+    if away != "the disk":
+        platform.rmdir(SCRATCH)
+    platform.disk.replace("/away", SCRATCH)
+    must_load(platform, RUN, commit)
+    platform.disk.replace(f"{commit.place}/checkpoints/{commit.folder}", "/away")
+    with pytest.raises(CheckpointDamaged):
+        open_checkpoint(platform, RUN, commit)
+
+
+def test_no_save_goes_where_no_record_may_lead() -> None:
+    """A home whose path a record may not name is passed over with a word, and the next one takes the save."""
+    platform, log, homes = world()
+    refuse(platform, fail(errno.ENOSPC), OWN)
+    commit, told = save(platform, log, [f"/second/..{homes[0]}", homes[1]])
+    assert commit.place == homes[1] and "no record may name" in told[0].what
+    must_load(platform, RUN, commit)
+
+
 def test_old_records_load() -> None:
     """A record that was written before there were places is read as one that names none."""
     commit = Commit(number=7, kind="save", attempt=1, step=5, parent=6, nonce="n", digest="d", folder="f")
@@ -240,8 +295,33 @@ def _died(disk: FakeDisk, homes: list[str], k: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("places", [("scratch",), ("/a", "/a")])
+@pytest.mark.parametrize(
+    "places", [("scratch",), ("/a", "/a"), ("/a", "/a/"), ("//a",), ("/a//b",), ("/a/./b",), ("/a/../b",), ("/a/.",)]
+)
 def test_places_that_make_no_sense(places: tuple[str, ...]) -> None:
-    """A relative path, and one named twice, are refused with the key."""
+    """A relative path, one that is not written plainly, and one named twice are refused with the key."""
     with pytest.raises(Contradiction, match="absolute"):
         CheckpointConfig(fallback=places)
+
+
+def test_what_the_config_takes_can_be_read() -> None:
+    """Every place the config takes makes a home that a record may name."""
+    first = world()[1].read(1)
+    assert first is not None
+    for root in CheckpointConfig(fallback=("/a", "/b/", "/c/d e", "/")).fallback:
+        assert is_place(fall_back_home(root, RUN, first))
+
+
+def test_no_place_in_the_run_folder(tmp_path: pathlib.Path) -> None:
+    """A place in the run folder, or that folder itself, by whatever name, is refused; one beside or around it not."""
+    run, link = f"{tmp_path}/run", f"{tmp_path}/link"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(run)
+    for root in (run, f"{run}/", f"{run}/saves", f"{link}/saves"):
+        with pytest.raises(Contradiction, match="lies in the run folder"):
+            require_outside([root], run)
+    require_outside([f"{run}2", str(tmp_path), "/"], run)
+    log = make_run(LocalPlatform(), run)
+    begin = log.begin(0, (WRITER,), "a")
+    with pytest.raises(Contradiction):
+        open_carrier(LocalPlatform(), run, f"{tmp_path}/s", begin.number, CheckpointConfig(fallback=(f"{run}/saves",)))

@@ -65,9 +65,9 @@ def begun_run(platform, writers=(WRITER,)):
     return log
 
 
-def saver_of(platform, log, client=None, writer=WRITER):
+def saver_of(platform, log, client=None, writer=WRITER, slots=True):
     begun = log.begun()
-    return Saver(platform, BufferFolder(FOLDER, slots=True), client or Client(), begun.attempt, writer, 60.0, begun)
+    return Saver(platform, BufferFolder(FOLDER, slots=slots), client or Client(), begun.attempt, writer, 60.0, begun)
 
 
 def remember(saver, step, attempt=1):
@@ -287,6 +287,34 @@ def test_two_runs_share_nothing(tmp_path):
     assert memory_folder(one) != memory_folder(two) and memory_folder(one) == memory_folder(f"{two}/../one")
 
 
+def test_a_log_that_was_taken_over_takes_nothing_from_memory():
+    """What lies in memory is of the log that was closed: after a copy was taken over nothing begins from it."""
+    platform = FakePlatform(FakeDisk(), "a")
+    log = begun_run(platform)
+    remember(saver_of(platform, log), 3)
+    assert look(platform, RUN, log).memory is not None
+    log.take_over(log.head(), 1)
+    assert look(platform, RUN, log) == (None, "")
+
+
+def test_by_hand_the_same_memory_is_taken_once():
+    """By hand an attempt that began from memory and got no further is not begun from the same again: the next one takes
+    the disk and says so; where it left something newer, that is taken."""
+    platform = FakePlatform(FakeDisk(), "a")
+    log = begun_run(platform)
+    publish_small(platform, log, 1, 2)
+    remember(saver_of(platform, log), 3)
+    begin, _, _ = _begin(platform, RUN, fresh=False, memory=True)
+    assert begin.memory[:2] == (1, 3)
+    saver = saver_of(platform, log)
+    again = FakePlatform(_copy(platform), "a")
+    begin, restore, note = _begin(again, RUN, fresh=False, memory=True)
+    assert begin.memory is None and restore.commit == 2 and "step 3 in memory led to nothing newer" in note
+    remember(saver, 4, attempt=2)
+    begin, _, _ = _begin(platform, RUN, fresh=False, memory=True)
+    assert begin.memory[:2] == (2, 4)
+
+
 def test_by_hand():
     """By hand an attempt begins from memory where that is newer, needs no --fresh for it, and takes nothing from there
     where a person asked for a save, for a fresh start, or for no memory tier."""
@@ -359,6 +387,42 @@ def test_what_was_restored_stays_until_something_newer_is_whole():
     assert [len(names) for names in images] == [2, 3, 3, 3]
     assert not any(name.startswith(f"{WRITER}.a0001") for name in images[-1])
     assert look(platform, RUN, log).memory[:2] == (3, 5)
+
+
+def test_what_was_forgotten_is_taken_by_nobody():
+    """After `forget` no attempt begins from what this one held, or began from; what a carrier reads stays as it is."""
+    platform, client = FakePlatform(FakeDisk(), "a"), Client()
+    log = begun_run(platform)
+    remember(saver_of(platform, log), 1)
+    begin_again(platform, log)
+    saver = saver_of(platform, log, client)
+    for step in (2, 3):
+        remember(saver, step, attempt=2)
+    saver.save(3, small_state(2, 3), {})
+    offered, before = client.offers[0]["buffer"], platform.read(client.offers[0]["buffer"])
+    saver.forget()
+    assert held_in(platform, FOLDER) == [] and look(platform, RUN, log).memory is None
+    saver.close()
+    assert platform.read(offered) == before and look(platform, RUN, log).memory is None
+
+
+@pytest.mark.parametrize("slots", [True, False], ids=["slots", "buffers"])
+def test_where_no_new_image_has_room_an_old_one_is_filled(slots):
+    """Memory that fills up after some images were made keeps no later save away: those images are filled in turn."""
+    disk, full = FakeDisk(), []
+    platform = FakePlatform(disk, "a", faults=lambda op, path, n: fail(28) if op == "map_file" and full else None)
+    log, client = begun_run(platform), Client()
+    saver = saver_of(platform, log, client, slots=slots)
+    for step in range(1, 3 if slots else 2):
+        saver.save(step, small_state(1, step), {})
+        client.publish(-1)
+    saver.poll()
+    full.append(True)
+    for step in (5, 6, 7):
+        saver.save(step, small_state(1, step), {})
+        assert [offer["step"] for offer in client.offers][-1] == step
+        client.publish(-1)
+        assert [result.error for result in saver.poll()] == [None]
 
 
 def test_closing_leaves_what_is_not_on_disk():

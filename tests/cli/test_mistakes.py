@@ -201,6 +201,17 @@ def test_a_spec_that_differs_is_refused(home: pathlib.Path, store: str, capsys: 
     assert launch.find("mine", False, wanted) is not None
 
 
+def test_saves_cannot_fall_back_into_the_run_folder(
+    home: pathlib.Path, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A place to fall back to inside the run folder is refused before the folder is made."""
+    folder = folders.named("mine")
+    inside = f'checkpoint.fallback=["{folder}/saves"]'
+    code, _, errors = said(capsys, "train", "first-light", "--run", "mine", "--data", store, "--set", inside)
+    assert code == 78 and errors.startswith("[config.contradiction]") and "checkpoint.fallback" in errors
+    assert "another disk" in errors and not pathlib.Path(folder).exists()
+
+
 def test_a_damaged_spec_is_one_message(home: pathlib.Path, store: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A recorded spec that was edited into nonsense is refused naming the file and the key."""
     (home / "runs" / "mine" / "spec").mkdir(parents=True)

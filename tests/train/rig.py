@@ -135,6 +135,9 @@ class Kept:
         self.remembered.append(step)
         return None if step in self._busy else 0.5
 
+    def forget(self) -> None:
+        self.remembered.clear()
+
     def poll(self) -> list[SaveResult]:
         results, self._results = self._results, []
         return results

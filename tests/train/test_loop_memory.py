@@ -6,12 +6,14 @@ import os
 import pathlib
 import shutil
 
+import msgspec
 import pytest
 
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.reader import restoring
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import BufferFolder, look, memory_folder
+from packtrain.core.errors import GuardRollback
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import MemorySaved, StepDone
 from packtrain.data.loader import Batch
@@ -38,6 +40,16 @@ def test_copies_have_a_cadence_of_their_own(tmp_path: pathlib.Path) -> None:
     plain = rig.Attempt(folder, spec=remembering(2), offering=kept).run()
     assert (kept.remembered, rig.records(folder, MemorySaved)) == ([], [])
     assert rig.bits(final) == rig.bits(plain)
+
+
+def test_a_rollback_leaves_nothing_in_memory(tmp_path: pathlib.Path) -> None:
+    """An attempt that the guard rolls back forgets its copies: they are newer than where the run goes back to, and the
+    next attempt may be begun by somebody who has heard of no rollback."""
+    kept, folder = rig.Kept(remembers=True), rig.fresh_folder(tmp_path, "journal")
+    spec = rig.replace(remembering(1), guard=msgspec.structs.replace(rig.SPEC.guard, policy="rollback"))
+    with pytest.raises(GuardRollback):
+        rig.Attempt(folder, spec=spec, offering=kept, feed=rig.Feed({3: 99})).run()
+    assert len(rig.records(folder, MemorySaved)) == 3 and kept.remembered == []
 
 
 class Dies(rig.Feed):
