@@ -229,7 +229,7 @@ def checkpoint_bytes(platform: Platform, run_folder: str, commit: Commit) -> int
     try:
         folder = checkpoint_folder(platform, run_folder, commit)
         return sum(part.bytes for part in _read_manifest(platform, folder, commit).parts)
-    except (CheckpointDamaged, FormatUnknown):
+    except (CheckpointDamaged, CheckpointUnreadable, FormatUnknown):
         return 0
 
 
@@ -260,8 +260,10 @@ def is_going(platform: Platform, run_folder: str, commit: Commit) -> bool:
     stones = f"{run_folder}/tombstones"
     if platform.exists(f"{stones}/{purging_name(commit.folder)}"):
         return True
-    manifest = f"{checkpoint_folder(platform, run_folder, commit)}/{fmt.MANIFEST}"
-    return platform.exists(f"{stones}/{tombstone_name(commit.folder)}") and not platform.exists(manifest)
+    with suppress(CheckpointUnreadable):  # its place is away: nobody knows
+        manifest = f"{checkpoint_folder(platform, run_folder, commit)}/{fmt.MANIFEST}"
+        return platform.exists(f"{stones}/{tombstone_name(commit.folder)}") and not platform.exists(manifest)
+    return False
 
 
 def survey(platform: Platform, run_folder: str) -> Survey:

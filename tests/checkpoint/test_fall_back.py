@@ -18,7 +18,7 @@ from packtrain.checkpoint.copies import send
 from packtrain.checkpoint.courier import lost
 from packtrain.checkpoint.publish import HOME_TRIES, RANK_TRY, Gate, carry
 from packtrain.checkpoint.purge import execute
-from packtrain.checkpoint.reader import missing, open_checkpoint, survey, verify_commit
+from packtrain.checkpoint.reader import checkpoint_bytes, is_going, missing, open_checkpoint, survey, verify_commit
 from packtrain.checkpoint.repair import Places, repair
 from packtrain.checkpoint.retention import Action, plan
 from packtrain.checkpoint.where import checkpoint_folder, fall_back_home, is_place, require_outside
@@ -237,6 +237,7 @@ def test_a_disk_that_is_away_is_no_damage(away: str) -> None:
     assert caught.value.where == commit.place and "mounted" in caught.value.fix
     with pytest.raises(CheckpointUnreadable):
         verify_commit(platform, RUN, commit)
+    assert checkpoint_bytes(platform, RUN, commit) == 0 and not is_going(platform, RUN, commit)
     warned = lost(RUN, commit, "there is no mirror", again=False)
     assert commit.place in warned.what and commit.place in warned.fix
     if away != "the disk":
