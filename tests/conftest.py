@@ -19,6 +19,7 @@ TESTS = pathlib.Path(__file__).parent
 BUDGET_S = {
     "core + data": 60, "train": 150, "checkpoint": 100, "supervise": 110, "monitor": 50, "qualify": 50,
 }
+GIVEN_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 ROOMS = {"core": "core + data", "seam": "core + data", "data": "core + data"}
 
 settings.register_profile(
@@ -64,7 +65,7 @@ def signals_given_back() -> Iterator[None]:
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in GIVEN_BACK}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
