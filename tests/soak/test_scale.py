@@ -17,7 +17,7 @@ from packtrain.train import shape
 from tests.soak.scale_worker import RUNGS
 from tests.train import lowering
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
 
 ROOT = pathlib.Path(__file__).parents[2]
 SENT_TOLERANCE = 0.05
