@@ -72,6 +72,13 @@ def signals_given_back() -> Iterator[None]:
 
 
 @pytest.fixture
+def memory_disk() -> None:
+    """Skips where there is no file system in memory to keep images on."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no memory file system here")
+
+
+@pytest.fixture
 def soak_clock(request: pytest.FixtureRequest) -> SoakClock:
     return request.config.stash[CLOCK]
 

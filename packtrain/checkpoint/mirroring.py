@@ -78,6 +78,8 @@ class Mirroring:
         self._journal: Journal | None = None
         self._news = threading.Event()
         self._stopped = self._hurries = self._hurried = False
+        self._unseen = False
+        """The disk refused the last survey."""
         self._busy: frozenset[str] = frozenset()
         self._news.set()
         self._thread = threading.Thread(target=self._serve, name="mirroring", daemon=True)
@@ -132,18 +134,21 @@ class Mirroring:
     def _look(self) -> float:
         for name, courier in list(self._couriers.items()):
             self._tend(name, courier)
-        if self._news.is_set():
+        if self._news.is_set() or self._unseen:
             self._news.clear()
             self._survey()
             if self._hurries and not self._hurried:
                 self._hurried = True
                 self._tries.clear()
-        waits = [self._start_back(), *(self._start(mirror) for mirror in self._mirrors)]
+        again_s = RETRY_S_MIN if self._unseen else math.inf
+        waits = [again_s, self._start_back(), *(self._start(mirror) for mirror in self._mirrors)]
         self._busy = frozenset(courier.commit.folder for courier in self._couriers.values())
         return min(waits) if not self._couriers else min(LOOK_S, *waits)
 
     def _survey(self) -> None:
-        """What comes last, what it follows from, and what is lost. What was known stands while the disk refuses."""
+        """What comes last, what it follows from, and what is lost. What was known stands while the disk refuses, and it
+        is asked again soon: no save may come any more that would be news."""
+        self._unseen = True
         with suppress(PacktrainError, OSError):
             self._point = self._log.restore_point()
             found = survey(self._platform, self._run_folder)
@@ -152,6 +157,7 @@ class Mirroring:
             for number in self._lost.keys() - {commit.number for commit in gone}:
                 self._tries.pop(_back_key(number), None)
             self._lost = {commit.number: commit for commit in gone}
+            self._unseen = False
 
     def _is_gone(self, commit: Commit) -> bool:
         """False where its disk refuses to say: nobody knows then."""

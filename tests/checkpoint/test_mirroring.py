@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import signal
 import threading
@@ -301,6 +302,17 @@ def test_a_fault_of_ours_costs_one_look() -> None:
     assert world.has("/near", world.commits[0]) and world.has("/far", world.commits[0])
     (told,) = world.records(ErrorSeen)
     assert told.severity == "warning" and "ZeroDivisionError" in told.what
+
+
+def test_a_disk_that_refuses_for_a_while_is_asked_again() -> None:
+    """A survey that the disk refused is made again without news: the last save of a run is nobody's news any more."""
+    world = World()
+    world.platform.faults = lambda op, path, n: fail(errno.EIO) if "/commits/" in path else None
+    assert world.look() == RETRY_S_MIN and not world.records(ErrorSeen)
+    world.platform.faults = None
+    world.passes(RETRY_S_MIN)
+    world.look()
+    assert world.has("/near", world.commits[0]) and world.has("/far", world.commits[0])
 
 
 def test_the_last_one_of_a_run_that_is_done() -> None:

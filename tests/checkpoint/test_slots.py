@@ -6,7 +6,6 @@ Kills are those of a process: a machine that goes down takes its memory along.
 from __future__ import annotations
 
 import copy
-import os
 import random
 import shutil
 
@@ -156,12 +155,10 @@ def test_a_file_system_that_refuses_costs_one_copy(op):
     assert look(platform, RUN, log).memory[1] == last + 2
 
 
-def test_real_kills_while_filling(children, tmp_path):  # noqa: F811
+def test_real_kills_while_filling(children, tmp_path, memory_disk):  # noqa: F811
     """A worker that copies 400 KiB again and again, killed -9 at ten drawn moments, leaves the last step or the one
     before it whole and true."""
     run, rng, platform = str(tmp_path), random.Random(4), LocalPlatform()
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("no memory file system here")
     log = make_run(platform, run)
     begin = log.begin(0, (WRITER,), "node")
     try:
@@ -463,12 +460,10 @@ class Machine(LocalPlatform):
         return super().read(path, offset, size)
 
 
-def test_the_budget(tmp_path):
+def test_the_budget(tmp_path, memory_disk):
     """Three images in half of what memory, machine and container leave make a memory tier; where only two fit there is
     none and it is said why; nobody who asks for none gets one or hears of it."""
     run, begun = str(tmp_path), object()
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("no memory file system here")
     try:
         def chosen(free, files=None, begun=begun):
             return choose_buffer_folder(Machine(free, files), run, 1000, None, begun)

@@ -253,14 +253,19 @@ def test_restore_says_what_it_abandons(run: pathlib.Path, capsys: pytest.Capture
     assert code == 0 and "abandons" not in out
 
 
+def end(platform: LocalPlatform, run: pathlib.Path) -> None:
+    """Its journal says that training is done."""
+    journal = Journal(platform, f"{run}/journal", "trainer", 0)
+    journal.write(TrainingDone(step=40, updates_skipped=0, attempt=2), durable=True)
+    journal.close()
+
+
 def test_a_finished_run_goes_on_from_what_was_restored(
     run: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run whose journal says that training is done is finished until somebody asks it to go back."""
     platform = LocalPlatform()
-    journal = Journal(platform, f"{run}/journal", "trainer", 0)
-    journal.write(TrainingDone(step=40, updates_skipped=0, attempt=2), durable=True)
-    journal.close()
+    end(platform, run)
     found = launch.Run("mine", str(run), RunSpec(recipe="first-light"), resumed=True)
     assert launch.finished(platform, found)
     assert said(capsys, "ckpt", "restore", "mine", "20")[0] == 0
@@ -272,9 +277,7 @@ def test_a_finished_run_names_the_mirrors_that_lack_its_end(
 ) -> None:
     """The same command again says so, with the command that brings the last step there."""
     platform = LocalPlatform()
-    journal = Journal(platform, f"{run}/journal", "trainer", 0)
-    journal.write(TrainingDone(step=40, updates_skipped=0, attempt=2), durable=True)
-    journal.close()
+    end(platform, run)
     mirrored = RunSpec(recipe="first-light", checkpoint=CheckpointConfig(mirrors=(Mirror(name="b2", place="s3://b"),)))
     path = pathlib.Path(newest_spec(platform, str(run)))
     path.write_text(spec.text(mirrored))

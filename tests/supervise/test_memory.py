@@ -18,9 +18,7 @@ TOY = {"steps": 40, "save_every": 10, "wait": True, "remember": True}
 
 
 @pytest.fixture
-def folder(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    if not os.access("/dev/shm", os.W_OK):
-        pytest.skip("no memory file system here")
+def folder(tmp_path: pathlib.Path, memory_disk: None) -> Iterator[pathlib.Path]:
     yield tmp_path / "run"
     shutil.rmtree(memory_folder(str(tmp_path / "run")), ignore_errors=True)
 
