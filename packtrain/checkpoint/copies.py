@@ -203,7 +203,9 @@ def _same_log(source: Store, target: Store, records: Sequence[_Small]) -> int:
     """
     there = {name for name, _ in target.list_all("commits") if _is_record(name)}
     known = next((n for n, record in enumerate(records) if record.item.target not in there), len(records))
-    any(_require_same(target, item.target, data) for item, data in reversed(records[:known]))  # ends at the first
+    for item, data in reversed(records[:known]):
+        if _require_same(target, item.target, data):
+            break
     if known < len(records):
         for name in sorted(there - {record.item.target for record in records[:known]}):
             _require_same(target, name, source.read(name, 0, RECORD_BYTES_MAX) if source.exists(name) else b"")
