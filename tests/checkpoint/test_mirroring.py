@@ -7,13 +7,12 @@ import errno
 import math
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
 import pytest
 
-from packtrain.checkpoint import courier
 from packtrain.checkpoint.asked import pin
 from packtrain.checkpoint.bring_back import bring_back
 from packtrain.checkpoint.commits import Commit, CommitLog
@@ -28,81 +27,14 @@ from packtrain.checkpoint.reader import missing, survey
 from packtrain.checkpoint.retention import Action, owed, plan
 from packtrain.core.errors import CheckpointDamaged, NameAbsent, PurgeRefused, TransferDamaged
 from packtrain.core.fake import FakeDisk, FakePlatform, FakeProcess, Fault, crash, fail, power_cut
-from packtrain.core.journal import read_folder
 from packtrain.core.records import BroughtBack, ErrorSeen, MirrorDone, Record
 from packtrain.core.stores import Folder
 from packtrain.core.transfer import TransferConfig
 from packtrain.core.units import NS
-from tests.checkpoint.worlds import RUN, judge, make_run, must_load, publish_small
+from tests.checkpoint.mirrored import BOTH, FAR, NEAR, World, run_errand
+from tests.checkpoint.worlds import RUN, judge, must_load
 
 ONE = TransferConfig(threads=1)
-NEAR = Mirror(name="near", place="/near", every_s=100.0, deadline_s=50.0)
-FAR = Mirror(name="far", place="/far", every_s=1000.0, deadline_s=50.0)
-BOTH = CheckpointConfig(keep_last=2, mirrors=(NEAR, FAR))
-"""keep_last: 2, so that what is older need not be there."""
-
-
-class World:
-    """A run with one published save, two empty mirrors, and the carrier's care for them."""
-
-    def __init__(self, config: CheckpointConfig = BOTH, saves: int = 1) -> None:
-        self.platform = FakePlatform(FakeDisk(), programs=self._program)
-        self.spawned: list[list[str]] = []
-        self.acts: Callable[[FakeProcess], int | None] = run_errand
-        """What a courier does; None: it hangs."""
-        for folder in ("/near", "/far"):
-            self.platform.mkdir(folder)
-        self.log = make_run(self.platform)
-        self.log.begin(None, ["r00000"], "a")
-        self.commits = [publish_small(self.platform, self.log, 1, 10 * (n + 1)) for n in range(saves)]
-        self.platform.disk.sync_all()
-        self.care = Mirroring(self.platform, RUN, 1, config)
-
-    def _program(self, argv: Sequence[str]) -> Callable[[FakeProcess], int | None]:
-        self.spawned.append(list(argv))
-        return lambda process: self.acts(process)
-
-    def save(self, step: int) -> Commit:
-        commit = publish_small(self.platform, self.log, 1, step)
-        self.commits.append(commit)
-        self.care.published()
-        return commit
-
-    def look(self, times: int = 3) -> float:
-        """As the carrier's thread does: what is due, the end of what was short, and what that makes due."""
-        return [self.care.look() for _ in range(times)][-1]
-
-    def passes(self, seconds: float) -> None:
-        self.platform.sleep(seconds)
-
-    def rm(self, commit: Commit) -> None:
-        """rm -rf by somebody else."""
-        folder = f"{RUN}/checkpoints/{commit.folder}"
-        for name in self.platform.listdir(folder):
-            self.platform.unlink(f"{folder}/{name}")
-        self.platform.rmdir(folder)
-
-    def errands(self) -> list[str]:
-        """Of the couriers since the last call: `near:2` for record 2 to a mirror, `back:2`."""
-        told = []
-        for argv in self.spawned:
-            mirrors = argv[argv.index("--mirrors") + 1]
-            name = "back" if "--back" in argv else "near" if '"near"' in mirrors else "far"
-            told.append(f"{name}:{argv[argv.index('--commit') + 1]}")
-        self.spawned.clear()
-        return told
-
-    def records(self, kind: type[Record]) -> list[Record]:
-        return [entry.record for entry in read_folder(self.platform, f"{RUN}/journal").entries
-                if isinstance(entry.record, kind)]
-
-    def has(self, place: str, commit: Commit) -> bool:
-        return self.platform.exists(f"{place}/copied/{commit.number:012d}")
-
-
-def run_errand(process: FakeProcess) -> int:
-    """The courier itself, in no time."""
-    return courier.run(process.platform, process.argv[4:], threading.Event())
 
 
 # --- by cadence --------------------------------------------------------------------------------------------
