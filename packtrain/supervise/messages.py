@@ -5,6 +5,8 @@ Beats stay at the agent. What travels is an `Edge` when something changed, a `Pu
 Nothing is lost and nothing is done twice, over any link: an agent numbers its edges and repeats them until they are
 acknowledged, which the coordinator does once they are in its log; the coordinator repeats an action until the agent's
 `Did` with its id has arrived, and an agent that has done an id says what came of it and does nothing.
+What is meant for one incarnation of an agent says so, and another drops it: a `Launch` for an agent that died must not
+start workers in the next. delivery.py holds both sides of this.
 Every message of a coordinator carries its term; an agent remembers the highest it has seen, answers lower ones with
 `Outdated`, and does nothing that they ask for.
 
@@ -44,7 +46,7 @@ class RankPhase(Part, tag="rank_phase"):
 
 
 class RankSilent(Part, tag="rank_silent"):
-    """No beat for `supervise.beat_overdue_s`."""
+    """No beat for so long."""
 
     attempt: int
     rank: int
@@ -52,7 +54,10 @@ class RankSilent(Part, tag="rank_silent"):
 
 
 class RankStalled(Part, tag="rank_stalled"):
-    """Beats come and no step is completed where one is due. `step`: the last one it completed."""
+    """Beats come and no step is completed where one is due. `step`: the last one it completed.
+
+    Told early, as `RankSilent` is, and again at each doubling of `seconds` and at the configured bound (ranks.py).
+    """
 
     attempt: int
     rank: int
@@ -105,6 +110,12 @@ class Stacks(Part, tag="stacks"):
     text: str
 
 
+class NodeLeaves(Part, tag="node_leaves"):
+    """The agent was told to end (SIGTERM): workers got the word DRAIN, and everything is ended after `grace_s`."""
+
+    grace_s: float
+
+
 class Did(Part, tag="did"):
     """What came of an action. `error` empty: done; `data`: what was asked for, JSON."""
 
@@ -115,7 +126,7 @@ class Did(Part, tag="did"):
 
 AgentEvent = (
     RankReady | RankPhase | RankSilent | RankStalled | RankHeard | RankEnded
-    | CarrierUp | CarrierEnded | Stacks | Did
+    | CarrierUp | CarrierEnded | Stacks | NodeLeaves | Did
 )
 
 
@@ -248,6 +259,8 @@ class Edge(Part, tag="edge"):
     """1, 2, 3 ... of this incarnation."""
     ns: int
     event: AgentEvent
+    since: int = 1
+    """All before this one were acknowledged, and are forgotten."""
 
 
 class Outdated(Part, tag="outdated"):
@@ -267,11 +280,16 @@ class Welcome(Part, tag="welcome"):
     term: int
     seq: int
     """Edges of this incarnation up to here are in the log already."""
+    agent: str = ""
+    """The incarnation it is meant for; empty: any. So below."""
 
 
 class Acknowledge(Part, tag="acknowledge"):
+    """Also sent when there is nothing to acknowledge, so that an agent knows that its coordinator lives."""
+
     term: int
     seq: int
+    agent: str = ""
 
 
 class Do(Part, tag="do"):
@@ -279,6 +297,9 @@ class Do(Part, tag="do"):
     id: int
     """Of one action for one node; grows over the whole life of the run."""
     action: Action
+    agent: str = ""
+    after: int = 0
+    """Id of the action of this node that must be begun before this one; 0: none."""
 
 
 FromCoordinator = Welcome | Acknowledge | Do
