@@ -71,6 +71,14 @@ def signals_given_back() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Programs that one test's workers compiled serve the others, and the person's own cache is left alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        yield
+
+
 @pytest.fixture
 def memory_disk() -> None:
     """Skips where there is no file system in memory to keep images on."""

@@ -13,6 +13,8 @@ program may use one part and leave the rest. What the supervisor puts into the e
     PACKTRAIN_SOCKET      /run/pt/beats         unix datagram socket of the local agent, for beats
     PACKTRAIN_CONTROL     /run/pt/control.json  small file, replaced atomically: the order in force; stat it once a step
     PACKTRAIN_GRACE_S     60                    seconds from SIGTERM or "stop" to SIGKILL
+    PACKTRAIN_GO_S        600                   seconds to wait for the word "go" before the first collective; absent:
+                                                nobody gives it
     PACKTRAIN_NODE        node-17               name of this node
     PACKTRAIN_FAILURES    2                     attempts of this run that ended unasked so far, and
     PACKTRAIN_NODE_MINUTES  5400                the time its nodes were in use: how often to save
@@ -41,16 +43,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 # Relative, so that a copy of this folder works under any name.
-from .errors import EXIT_AGAIN, EXIT_CONFIG, EXIT_DONE, BadValue, CarrierLost, NeitherRestoreNorFresh
+from .errors import EXIT_AGAIN, EXIT_CONFIG, EXIT_DONE, BadValue, CarrierLost, NeitherRestoreNorFresh, NoGo
 from .wire import INT32_MAX, INT64_MAX, crc32c, is_count, json_object
-from .words import NO_ORDER, ORDER_LAG, Control, Order, Word, agree, order_bytes, parse_order
+from .words import GO_ID, NO_ORDER, ORDER_LAG, Control, Order, Word, agree, order_bytes, parse_order
 
 __all__ = [
-    "ATTEMPT", "CARRIER", "CONTROL", "EXIT_AGAIN", "EXIT_CONFIG", "EXIT_DONE", "FAILURES", "FRESH", "GRACE_S",
-    "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE", "NODE_MINUTES", "NO_ORDER", "ORDER_LAG",
-    "PHASES", "RANK", "RESTORE", "RUN", "SOCKET", "WORLD_SIZE", "Beat", "Beats", "CarrierClient", "Control", "Order",
-    "Place", "Restore", "Word", "agree", "boot_ns", "crc32c", "order_bytes", "parse_beat", "parse_order", "restore",
-    "worker_env",
+    "ATTEMPT", "CARRIER", "CONTROL", "EXIT_AGAIN", "EXIT_CONFIG", "EXIT_DONE", "FAILURES", "FRESH", "GO_ID", "GO_S",
+    "GRACE_S", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE", "NODE_MINUTES", "NO_ORDER",
+    "ORDER_LAG", "PHASES", "RANK", "RESTORE", "RUN", "SOCKET", "WORLD_SIZE", "Beat", "Beats", "CarrierClient",
+    "Control", "Order", "Place", "Ready", "Restore", "Word", "agree", "boot_ns", "crc32c", "order_bytes", "parse_beat",
+    "parse_order", "parse_ready", "ready_bytes", "restore", "wait_for_go", "worker_env",
 ]
 
 RUN = "PACKTRAIN_RUN"
@@ -61,6 +63,7 @@ CARRIER = "PACKTRAIN_CARRIER"
 SOCKET = "PACKTRAIN_SOCKET"
 CONTROL = "PACKTRAIN_CONTROL"
 GRACE_S = "PACKTRAIN_GRACE_S"
+GO_S = "PACKTRAIN_GO_S"
 NODE = "PACKTRAIN_NODE"
 FAILURES = "PACKTRAIN_FAILURES"
 NODE_MINUTES = "PACKTRAIN_NODE_MINUTES"
@@ -73,6 +76,8 @@ MASTER_PORT = "MASTER_PORT"
 
 PHASES = ("init", "compile", "restore", "data", "step", "rerun", "save", "eval", "pause", "other")
 BEAT_BYTES_MAX = 4096
+READY_AGAIN_NS = 500_000_000
+GO_POLL_S = 0.02
 LINE_BYTES_MAX = 1 << 20
 
 
@@ -104,6 +109,8 @@ class Place:
     socket: str = ""
     control: str = ""
     grace_s: float = 60.0
+    go_s: float = 0.0
+    """0: nobody says "go", and nothing is waited for."""
     node: str = ""
     failures: int = 0
     node_minutes: int = 0
@@ -121,7 +128,8 @@ class Place:
             run=env.get(RUN, ""), attempt=_integer(env, ATTEMPT, 0),
             restore=_restore_value(env), fresh=_fresh_value(env), carrier=env.get(CARRIER, ""),
             socket=env.get(SOCKET, ""), control=env.get(CONTROL, ""),
-            grace_s=_seconds(env, GRACE_S, 60.0), node=env.get(NODE, ""),
+            grace_s=_seconds(env, GRACE_S, 60.0), go_s=_seconds(env, GO_S, 1.0) if env.get(GO_S) else 0.0,
+            node=env.get(NODE, ""),
             failures=_integer(env, FAILURES, 0), node_minutes=_integer(env, NODE_MINUTES, 0),
             rank=_integer(env, RANK, 0), world_size=_integer(env, WORLD_SIZE, 1),
             local_rank=_integer(env, LOCAL_RANK, 0), local_world_size=_integer(env, LOCAL_WORLD_SIZE, 1),
@@ -135,9 +143,10 @@ def worker_env(place: Place) -> dict[str, str]:
         RUN: place.run, ATTEMPT: str(place.attempt),
         RESTORE: f"{place.restore.commit}:{place.restore.digest}" if place.restore else "",
         FRESH: "1" if place.fresh else "", CARRIER: place.carrier, SOCKET: place.socket, CONTROL: place.control,
-        GRACE_S: repr(place.grace_s), NODE: place.node, FAILURES: str(place.failures),
-        NODE_MINUTES: str(place.node_minutes), RANK: str(place.rank), WORLD_SIZE: str(place.world_size),
-        LOCAL_RANK: str(place.local_rank), LOCAL_WORLD_SIZE: str(place.local_world_size),
+        GRACE_S: repr(place.grace_s), GO_S: repr(place.go_s) if place.go_s else "", NODE: place.node,
+        FAILURES: str(place.failures), NODE_MINUTES: str(place.node_minutes), RANK: str(place.rank),
+        WORLD_SIZE: str(place.world_size), LOCAL_RANK: str(place.local_rank),
+        LOCAL_WORLD_SIZE: str(place.local_world_size),
         MASTER_ADDR: place.master_addr, MASTER_PORT: str(place.master_port) if place.master_port else "",
     }
     return {name: value for name, value in values.items() if value}
@@ -368,6 +377,74 @@ def parse_beat(data: bytes) -> Beat | None:
     if not isinstance(ns, dict) or not all(key in PHASES and is_count(n, INT64_MAX) for key, n in ns.items()):
         return None
     return Beat(fields["seq"], fields["attempt"], fields["rank"], fields["pid"], fields["phase"], fields["step"], ns)
+
+
+# --- ready, and go -----------------------------------------------------------------------------------
+
+
+class Ready(NamedTuple):
+    """A rank says what it is about to begin from, and waits. Sent over the beat socket, again and again."""
+
+    attempt: int
+    rank: int
+    pid: int
+    facts: dict[str, str]
+    """What all ranks of a world must have in common; who compares needs to know none of the names."""
+
+
+def ready_bytes(ready: Ready) -> bytes:
+    """The datagram."""
+    fields = {"ready": ready.facts, "attempt": ready.attempt, "rank": ready.rank, "pid": ready.pid}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_ready(data: bytes) -> Ready | None:
+    """What a rank says in a datagram, or None for anything else: a beat, or what has other types, sizes or ranges."""
+    fields = json_object(data, BEAT_BYTES_MAX)
+    if fields is None or not all(is_count(fields.get(key), INT32_MAX) for key in ("attempt", "rank", "pid")):
+        return None
+    facts = fields.get("ready")
+    if not isinstance(facts, dict) or not all(type(value) is str for value in facts.values()):
+        return None
+    return Ready(fields["attempt"], fields["rank"], fields["pid"], facts)
+
+
+def wait_for_go(
+    place: Place, control: Control, facts: Mapping[str, str], asked: Callable[[], bool] = lambda: False, *,
+    clock: Callable[[], int] = boot_ns, sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Before the first collective: say what this rank begins from until the world may go. False: it is to stop.
+
+    Collectives do not check that ranks agree: one that is a step apart trains on, and no error is raised anywhere.
+    `asked`: whether this process was asked to stop by other ways. Returns at once where nobody gives the word (by hand,
+    or for a program that never waits). Raises NoGo after `place.go_s`.
+    """
+    sender, goes = _Sender(place.socket or None), None if place.go_s else True
+    datagram = ready_bytes(Ready(place.attempt, place.rank, os.getpid(), dict(facts)))
+    say_ns, give_up_ns = clock(), clock() + round(place.go_s * 1e9)
+    while goes is None and (goes := _goes(control.poll() or NO_ORDER, asked())) is None:
+        if clock() >= give_up_ns:
+            raise _no_go(place)
+        if clock() >= say_ns:
+            say_ns += READY_AGAIN_NS
+            sender.send(datagram)
+        sleep(GO_POLL_S)
+    sender.close()
+    return goes
+
+
+def _goes(order: Order, asked: bool) -> bool | None:
+    """What an order says to a rank that waits for the first one; None: nothing yet."""
+    if asked or order.word in (Word.STOP, Word.DRAIN):
+        return False
+    return True if order.word is Word.GO or order.id > GO_ID else None
+
+
+def _no_go(place: Place) -> NoGo:
+    return NoGo(
+        f"nobody said go within {place.go_s:g} s of this rank being ready", where=f"rank {place.rank} on {place.node}",
+        fix="see what the other ranks wait for, in their logs; supervise.go_s is how long they may take",
+    )
 
 
 # --- carrier -----------------------------------------------------------------------------------------

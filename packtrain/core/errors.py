@@ -371,6 +371,27 @@ class WorkerRefused(ConfigError):
     name = "run.worker_refused"
 
 
+# --- worlds ----------------------------------------------------------------------------------------
+
+
+class NoGo(AgainError):
+    """A rank was ready, and the rest of the world was not in time."""
+
+    name = "world.no_go"
+
+
+class WorldNotFormed(AgainError):
+    """The processes of a world did not find each other."""
+
+    name = "world.not_formed"
+
+
+class WorldBroken(AgainError):
+    """A collective failed: another rank ended, or the network did. Whoever ended first says why."""
+
+    name = "world.broken"
+
+
 # --- train -----------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,8 @@ class Word(IntEnum):
     """Skip a window of data: a = from data index, b = count."""
     FINISH = 7
     """Training has reached its end: save and exit 0."""
+    GO = 8
+    """Every rank of the world said that it is ready, and all agree: the first collective may begin."""
 
 
 class Order(NamedTuple):
@@ -47,6 +49,9 @@ class Order(NamedTuple):
 
 
 NO_ORDER = Order(0, Word.NONE)
+GO_ID = 1
+"""Of the order GO, where there is one: it is the first of its attempt, so a rank that finds a later one has missed it.
+"""
 
 
 def order_bytes(order: Order) -> bytes:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import closing
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +22,21 @@ from packtrain.checkpoint.reader import Checkpoint, restoring
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import BufferFolder, choose_buffer_folder
 from packtrain.core.contract import CarrierClient, Control, Place
-from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, Contradiction, TokenizerMismatch
+from packtrain.core.errors import (
+    CheckpointDamaged,
+    CheckpointUnreadable,
+    Contradiction,
+    TokenizerMismatch,
+    WorldBroken,
+    WorldNotFormed,
+)
 from packtrain.core.platform import Platform
 from packtrain.core.records import RestoreDone
 from packtrain.core.units import NS, bytes_text
 from packtrain.data.loader import Loader, Prefetcher, check_held_out, open_loader
 from packtrain.data.tokenizer import check_foreign
 from packtrain.train.flops import measure_peak
+from packtrain.train.gate import Gate
 from packtrain.train.heldout import HeldOut
 from packtrain.train.kernels import resolved
 from packtrain.train.loop import Loop, Parts
@@ -40,16 +50,52 @@ from packtrain.train.sections import Sections
 from packtrain.train.selfcheck import check_attention
 from packtrain.train.state import State, init_state, state_specs
 from packtrain.train.step import Step, make_step
+from packtrain.train.worlds import mesh_for
+
+FORM_S = 300.0
+"""By hand: how long processes wait for each other."""
+BROKEN = re.compile("gloo|nccl|connection (closed|reset)|reset by peer|coordination|heartbeat|UNAVAILABLE", re.I)
+"""What JAX says when another process of a collective is gone (0.10.2 and 0.12.0.1; NCCL's from its documentation)."""
 
 
 def join_world(place: Place) -> None:
+    """Find the other processes. Raises WorldNotFormed where not all are there within `place.go_s`."""
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
-    if place.world_size > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if place.world_size == 1:
+        return
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
         jax.distributed.initialize(
             f"{place.master_addr}:{place.master_port}", num_processes=place.world_size, process_id=place.rank,
+            local_device_ids=[place.local_rank] if place.local_world_size > 1 else None,
+            initialization_timeout=max(1, round(place.go_s or FORM_S)),
             shutdown_timeout_seconds=max(1, round(place.grace_s)),
         )
+    except RuntimeError as error:
+        raise WorldNotFormed(
+            f"{place.world_size} processes did not find each other: {_first_line(error)}",
+            where=f"rank {place.rank} at {place.master_addr}:{place.master_port}",
+            fix="see in the other ranks' logs which never came, and why",
+        ) from error
+
+
+@contextmanager
+def named_when_broken(place: Place) -> Iterator[None]:
+    """A collective that failed is the end of another rank, or of the network: no fault of this one. Raises WorldBroken.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if place.world_size == 1 or not BROKEN.search(str(error)):
+            raise
+        raise WorldBroken(
+            f"a collective failed: {_first_line(error)}", where=f"rank {place.rank}",
+            fix="see which rank ended first, and why",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:300]
 
 
 def leave_world(place: Place) -> None:
@@ -63,15 +109,17 @@ def leave_world(place: Place) -> None:
 
 def train(desk: Desk) -> None:
     """From nothing or from a checkpoint to the end. Raises what the loop raises, and what is wrong with the input."""
-    orders = Orders(Control(desk.place.control or None))
+    control = Control(desk.place.control or None)
+    orders = Orders(control)
     desk.on_sigterm(orders.terminate)
     desk, reason = with_kernel(desk)
     spec = desk.spec
-    mesh = make_mesh(spec.train.mesh)
+    mesh = make_mesh(mesh_for(spec.train, nodes_of(desk.place)))
     loader = open_loader(spec.data, spec.seed, spec.model.vocab, desk.platform)
     check_held_out(spec.data, loader.tokenizer)
-    state, standing, published = _state(desk, mesh, loader)
     specs, facts = state_specs(spec.model, spec.optim), facts_of(spec, loader, desk.platform)
+    gate = Gate(desk, control, lambda: orders.terminated, facts, mesh)
+    state, standing, published = _state(desk, mesh, loader, gate)
     sampler = Sampler(spec, mesh, loader.tokenizer)
     sampler.check(spec.train.sample_prompts)
     step, profiler = _step(desk, mesh)
@@ -84,13 +132,17 @@ def train(desk: Desk) -> None:
             attempt=desk.place.attempt, rank=desk.place.rank, grace_s=desk.place.grace_s,
             peak_flops_per_s=_world_peak(desk, spec.train.precision), attention_reason=reason, profiler=profiler,
             history=History(desk.place.failures, 60.0 * desk.place.node_minutes),
-            nodes=max(1, desk.place.world_size // max(1, desk.place.local_world_size)),
+            nodes=nodes_of(desk.place),
         )
         if standing.index < spec.train.steps:
             with desk.beats.during("compile"):
                 batch = feed.get(standing.index)
                 check_attention(batch.starts_BL, batch.ends_BL, spec.model, spec.train)
         Loop(parts, state, standing).run()
+
+
+def nodes_of(place: Place) -> int:
+    return max(1, place.world_size // max(1, place.local_world_size))
 
 
 def with_kernel(desk: Desk) -> tuple[Desk, str]:
@@ -115,10 +167,14 @@ def _step(desk: Desk, mesh: Mesh) -> tuple[Step, Profiler | None]:
     return compiled, Profiler(folder, desk.profile_steps, compiled.text)
 
 
-def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tuple[int, int]]:
-    """State, where its lineage stands, and the (step, commit) it came from; (-1, 0): from nothing on disk."""
+def _state(desk: Desk, mesh: Mesh, loader: Loader, gate: Gate) -> tuple[State, Standing, tuple[int, int]]:
+    """State, where its lineage stands, and the (step, commit) it came from; (-1, 0): from nothing on disk.
+
+    Passes the gate once it is known what is to be begun from, and before anything that takes several processes.
+    """
     spec, restore = desk.spec, desk.place.restore
     if restore is None:
+        gate.pass_to("fresh", 0, 0)
         state = init_state(spec.model, spec.optim, spec.seed, mesh)
         if spec.train.weights:
             with desk.beats.during("restore"):
@@ -129,7 +185,9 @@ def _state(desk: Desk, mesh: Mesh, loader: Loader) -> tuple[State, Standing, tup
         return state, Standing(), (-1, 0)
     found = restoring(desk.platform, desk.place.run, restore.commit, restore.digest)
     with desk.beats.during("restore"), found as checkpoint:
-        check_lineage(checkpoint, facts_of(spec, loader, desk.platform))
+        check_lineage(checkpoint, gate.facts)
+        with desk.beats.during("init"):
+            gate.pass_to(restore.digest, checkpoint.manifest.step, checkpoint.manifest.data_index)
         state = _restored(desk, checkpoint, mesh)
     published = (checkpoint.manifest.step, restore.commit) if checkpoint.published else (-1, 0)
     return state, Standing.of(checkpoint.manifest), published

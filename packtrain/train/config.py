@@ -146,6 +146,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens whose vocabulary scores exist at one time, on each device; 0: as many as make 32 MiB, at least 512."""
     mesh: dict[str, int] = {}
     """Mesh axis -> size, for example {fsdp = 8}; empty: every device on fsdp."""
+    worlds: dict[str, dict[str, int]] = {}
+    """Number of nodes -> mesh, in place of `mesh`: what the run goes on with when nodes are lost. Made at launch
+    (worlds.py); empty: any number, each on `mesh`."""
     weights: str = ""
     """Folder of Hugging Face's that a fresh run takes its weights from, the model section with them; empty: random."""
     eval_every_steps: int = 200
@@ -156,17 +159,13 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sample_temperature: float = 0.8
 
     def __post_init__(self) -> None:
-        unknown = [axis for axis in self.mesh if axis not in MESH_AXES]
-        if unknown:
-            raise Contradiction(
-                f"no mesh axis is called {unknown[0]!r}", where="train.mesh", fix=f"use one of {', '.join(MESH_AXES)}"
-            )
-        for axis, size in self.mesh.items():
-            if size < 1:
-                raise LayoutError(
-                    f"mesh axis {axis} is {size}; an axis has at least 1 device", where=f"train.mesh.{axis}",
-                    fix="leave the axis out",
+        _check_mesh(self.mesh, "train.mesh")
+        for nodes, mesh in self.worlds.items():
+            if not (nodes.isascii() and nodes.isdigit() and int(nodes)):
+                raise Contradiction(
+                    f"a world of {nodes!r} nodes", where="train.worlds", fix="keys are numbers of nodes, as in \"4\""
                 )
+            _check_mesh(mesh, f"train.worlds.{nodes}")
         if self.attention_block < 1:
             raise Contradiction(
                 f"attention_block is {self.attention_block}; a block has at least 1 query",
@@ -184,4 +183,18 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise Contradiction(
                 "counts and the temperature of evaluations and samples are at least 0", where="train",
                 fix="use 0 to switch an evaluation off, or for the likeliest token",
+            )
+
+
+def _check_mesh(mesh: dict[str, int], where: str) -> None:
+    unknown = [axis for axis in mesh if axis not in MESH_AXES]
+    if unknown:
+        raise Contradiction(
+            f"no mesh axis is called {unknown[0]!r}", where=where, fix=f"use one of {', '.join(MESH_AXES)}"
+        )
+    for axis, size in mesh.items():
+        if size < 1:
+            raise LayoutError(
+                f"mesh axis {axis} is {size}; an axis has at least 1 device", where=f"{where}.{axis}",
+                fix="leave the axis out",
             )

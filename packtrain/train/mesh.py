@@ -25,7 +25,7 @@ def make_mesh(mesh: dict[str, int], devices: Sequence[jax.Device] | None = None)
     """
     devices = sorted(jax.devices() if devices is None else devices, key=lambda device: device.process_index)
     sizes = dict.fromkeys(MESH_AXES, 1) | (mesh or {"fsdp": len(devices)})
-    _check(sizes, len(devices))
+    check_devices(sizes, len(devices))
     grid = np.array(devices, dtype=object).reshape([sizes[axis] for axis in MESH_AXES])
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
@@ -45,7 +45,8 @@ def text(sizes: Mapping[str, int]) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "every axis 1"
 
 
-def _check(sizes: dict[str, int], devices: int) -> None:
+def check_devices(sizes: Mapping[str, int], devices: int) -> None:
+    """Raises LayoutError where a mesh of these sizes does not take exactly so many devices."""
     _check_used(sizes)
     wanted = math.prod(sizes.values())
     if wanted != devices:

@@ -9,7 +9,8 @@ comes from outputs that are the same everywhere.
 Three sources merge into one id space by bands, so that their ids cannot collide and the more urgent band wins:
 
     band 0  OWN    rank 0's own clock decided: SAVE when checkpoint.every_s has passed, FINISH at train.minutes_max
-    band 1  AGENT  the control file; the agent clears it before an attempt and counts its ids up from 1
+    band 1  AGENT  the control file; the agent clears it before an attempt and counts its ids up from 1, which may be
+                   GO: that was obeyed before the first call (`contract.wait_for_go`), and is passed over here
     band 2  TERM   SIGTERM at this rank; always STOP
 
 `row id = band * 2**28 + id within the band`. What has been obeyed is remembered per band: an order of a lower band that
@@ -56,6 +57,10 @@ class Orders:
         """SIGTERM arrived. Called from a signal handler, so it only sets a flag."""
         self._term = True
 
+    @property
+    def terminated(self) -> bool:
+        return self._term
+
     def wish(self, word: Word) -> None:
         """Ask for `word` from this rank's own clock (rank 0 only); kept until it has been obeyed."""
         if self._own is None:
@@ -66,7 +71,7 @@ class Orders:
         if self._term and self._obeyed[TERM] == 0:
             return (TERM * BAND + 1, Word.STOP, 0, 0)
         order = self._control.poll() if self._control is not None else None
-        if order is not None and self._obeyed[AGENT] < order.id < BAND:
+        if order is not None and self._obeyed[AGENT] < order.id < BAND and order.word is not Word.GO:
             return (AGENT * BAND + order.id, order.word, order.a, order.b)
         if self._own is not None:
             return (OWN * BAND + self._obeyed[OWN] + 1, self._own, 0, 0)

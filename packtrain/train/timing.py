@@ -6,6 +6,7 @@ Exit codes as a worker's.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +17,7 @@ from packtrain.core.errors import EXIT_DONE, PacktrainError
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.units import NS
 from packtrain.data.loader import Prefetcher, open_loader
+from packtrain.train import compiled
 from packtrain.train.mesh import make_mesh
 from packtrain.train.orders import SILENCE, Wire
 from packtrain.train.sections import Sections, parse
@@ -53,4 +55,5 @@ def main(path: str, steps: int) -> int:
 
 
 if __name__ == "__main__":
+    compiled.keep(LocalPlatform(), os.environ)
     sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -11,6 +11,7 @@ JAX is imported late: a wrong environment or spec is refused at once, and beats 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import signal
 import sys
 import traceback
@@ -62,6 +63,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     if not arguments.run and not env.get(RUN):
         parser.error("give a run folder")
     signals = Signals(by_hand=not env.get(RUN))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks to the log, however stuck the interpreter is
     seated_by = _supervised if env.get(RUN) else _by_hand
     try:
         return seated_by(arguments, env, signals)
@@ -79,7 +81,7 @@ def _supervised(arguments: argparse.Namespace, env: Mapping[str, str], signals: 
     with _journalled(platform, place) as journal:
         spec = read(platform, spec_path)
         with seated(platform, env, arguments.run, arguments.fresh):
-            return _work(platform, place, spec, journal, signals, arguments.profile)
+            return _work(platform, env, place, spec, journal, signals, arguments.profile)
 
 
 def _by_hand(arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals) -> int:
@@ -92,7 +94,7 @@ def _by_hand(arguments: argparse.Namespace, env: Mapping[str, str], signals: Sig
     ):
         assert seat.began is not None, "by hand an attempt is begun here"
         journal.write(seat.began, durable=True)
-        return _work(platform, seat.place, spec, journal, signals, arguments.profile)
+        return _work(platform, env, seat.place, spec, journal, signals, arguments.profile)
 
 
 @contextmanager
@@ -110,15 +112,18 @@ def _journalled(platform: Platform, place: Place) -> Iterator[Journal]:
 
 
 def _work(
-    platform: Platform, place: Place, spec: Sections, journal: Journal, signals: Signals, profile_steps: int
+    platform: Platform, env: Mapping[str, str], place: Place, spec: Sections, journal: Journal, signals: Signals,
+    profile_steps: int,
 ) -> int:
     with closing(Beats(place.socket or None, place.attempt, place.rank)) as beats:
-        from packtrain.train import assemble
+        from packtrain.train import assemble, compiled
 
+        print(compiled.keep(platform, env), flush=True)
         desk, agreed = Desk(platform, place, spec, journal, beats, signals.forward, profile_steps), False
         try:
             assemble.join_world(place)
-            assemble.train(desk)
+            with assemble.named_when_broken(place):
+                assemble.train(desk)
             agreed = True
             return EXIT_DONE
         except AGREED:

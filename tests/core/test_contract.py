@@ -19,8 +19,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packtrain.core import contract
-from packtrain.core.contract import PHASES, Beats, Place, Restore, parse_beat, worker_env
-from packtrain.core.errors import BadValue, NeitherRestoreNorFresh
+from packtrain.core.contract import (
+    GO_ID,
+    PHASES,
+    Beats,
+    Order,
+    Place,
+    Ready,
+    Restore,
+    Word,
+    parse_beat,
+    parse_ready,
+    ready_bytes,
+    wait_for_go,
+    worker_env,
+)
+from packtrain.core.errors import BadValue, NeitherRestoreNorFresh, NoGo
 
 CORE = pathlib.Path(contract.__file__).parent
 INT32 = st.integers(0, (1 << 31) - 1)
@@ -75,7 +89,7 @@ def test_every_variable_is_in_the_table_of_the_docstring() -> None:
     """A PyTorch user copies names from one table, so each variable that is read stands in it."""
     place = Place(
         run="r", attempt=1, restore=Restore(1, "d"), fresh=True, carrier="c", socket="s", control="o", node="n",
-        master_addr="a", master_port=1,
+        go_s=1.0, master_addr="a", master_port=1,
     )
     assert contract.__doc__ is not None
     assert [name for name in worker_env(place) if name not in contract.__doc__] == []
@@ -93,7 +107,8 @@ def test_crc32c_equals_googles(data: bytes, cut: int) -> None:
 PLACES = st.builds(
     Place, run=WORDS, attempt=INT32, fresh=st.booleans(), carrier=WORDS, socket=WORDS, control=WORDS, node=WORDS,
     restore=st.none() | st.builds(Restore, st.integers(1, 10**18 - 1), st.text("0123456789abcdef", min_size=1)),
-    grace_s=st.floats(0.001, 1e6), rank=INT32, world_size=INT32, local_rank=INT32, local_world_size=INT32,
+    grace_s=st.floats(0.001, 1e6), go_s=st.just(0.0) | st.floats(0.001, 1e6), rank=INT32, world_size=INT32,
+    local_rank=INT32, local_world_size=INT32,
     failures=INT32, node_minutes=INT32, master_addr=WORDS, master_port=st.integers(0, 65535),
 )
 
@@ -114,7 +129,8 @@ def test_a_program_run_by_hand_is_rank_0_of_1() -> None:
     ("name", "text"),
     [
         ("RANK", "-1"), ("RANK", "two"), ("WORLD_SIZE", "9" * 30), ("PACKTRAIN_ATTEMPT", "1.5"), ("LOCAL_RANK", "²"),
-        ("PACKTRAIN_GRACE_S", "0"), ("PACKTRAIN_GRACE_S", "nan"), ("PACKTRAIN_FRESH", "yes"),
+        ("PACKTRAIN_GRACE_S", "0"), ("PACKTRAIN_GRACE_S", "nan"), ("PACKTRAIN_GO_S", "0"),
+        ("PACKTRAIN_GO_S", "soon"), ("PACKTRAIN_FRESH", "yes"),
         ("PACKTRAIN_RESTORE", "12"), ("PACKTRAIN_RESTORE", "0:ab"), ("PACKTRAIN_RESTORE", "7:"),
         ("PACKTRAIN_RESTORE", "7:../x"), ("PACKTRAIN_RESTORE", "-7:ab"),
     ],
@@ -396,3 +412,95 @@ def test_anything_at_all_is_a_beat_within_bounds_or_none(data: bytes) -> None:
     """Whatever arrives at the socket, what comes out is within bounds."""
     beat = parse_beat(data)
     assert beat is None or (beat.phase in PHASES and 0 <= beat.rank < 1 << 31 and set(beat.ns) <= set(PHASES))
+
+
+# --- ready, and go -----------------------------------------------------------------------------------
+
+READIES = st.builds(Ready, INT32, INT32, INT32, st.dictionaries(WORDS, WORDS, max_size=8))
+WAITING = Place(attempt=2, rank=1, go_s=10.0)
+
+
+@given(READIES)
+def test_what_a_rank_says_survives_its_datagram(ready: Ready) -> None:
+    """What was said is what is read; and it is no beat."""
+    assert parse_ready(ready_bytes(ready)) == ready
+    assert parse_beat(ready_bytes(ready)) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{}", b'{"ready":{},"attempt":1,"rank":0}', b'{"ready":[],"attempt":1,"rank":0,"pid":1}',
+        b'{"ready":{"step":3},"attempt":1,"rank":0,"pid":1}', b'{"ready":{},"attempt":-1,"rank":0,"pid":1}',
+        b'{"ready":{},"attempt":1,"rank":true,"pid":1}',
+        b'{"ready":{"a":"' + b"x" * 5000 + b'"},"attempt":1,"rank":0,"pid":1}',
+    ],
+)
+def test_other_datagrams_say_nothing_of_being_ready(data: bytes) -> None:
+    """Wrong types, ranges and sizes, and what is missing, are dropped."""
+    assert parse_ready(data) is None
+
+
+class Told:
+    """A control file and a clock: the order of the highest second that has passed is there."""
+
+    def __init__(self, orders: dict[int, Order]) -> None:
+        self.orders, self.ns = orders, 0
+
+    def poll(self) -> Order | None:
+        due = [second for second in self.orders if second * 10**9 <= self.ns]
+        return self.orders[max(due)] if due else None
+
+    def clock(self) -> int:
+        return self.ns
+
+    def sleep(self, seconds: float) -> None:
+        self.ns += round(seconds * 1e9)
+
+    def wait(self, place: Place = WAITING, asked_after_s: float = 1e9) -> bool:
+        asked = asked_after_s * 1e9
+        return wait_for_go(place, self, {}, lambda: self.ns >= asked, clock=self.clock, sleep=self.sleep)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("order", "goes"),
+    [
+        (Order(GO_ID, Word.GO), True), (Order(GO_ID + 1, Word.SAVE), True), (Order(GO_ID, Word.STOP), False),
+        (Order(GO_ID + 1, Word.STOP), False), (Order(GO_ID + 1, Word.DRAIN), False),
+    ],
+)
+def test_a_rank_goes_when_it_is_told_to(order: Order, goes: bool) -> None:
+    """Not before; a later order means that go was missed, and a stop of any number means stop."""
+    told = Told({3: order})
+    assert told.wait() is goes
+    assert 3.0 <= told.ns / 1e9 < 3.1
+
+
+def test_a_rank_that_is_asked_to_stop_does_not_wait() -> None:
+    """SIGTERM ends the wait as the word does."""
+    told = Told({})
+    assert told.wait(asked_after_s=2) is False
+    assert 2.0 <= told.ns / 1e9 < 2.1
+
+
+def test_a_wait_has_an_end() -> None:
+    """After `go_s` it is an error that says where and how long; by hand nothing is waited for, nor said."""
+    told = Told({0: Order(GO_ID, Word.SAVE)})
+    with pytest.raises(NoGo, match="10 s"):
+        told.wait()
+    assert 10.0 <= told.ns / 1e9 < 10.1
+    assert told.wait(Place()) is True
+
+
+def test_a_rank_says_it_twice_a_second(inbox: socket.socket) -> None:
+    """So that an agent that comes late, or lost one, hears it."""
+    place = Place(attempt=2, rank=1, go_s=10.0, socket=path_of(inbox))
+    Told({4: Order(GO_ID, Word.GO)}).wait(place)
+    inbox.setblocking(False)
+    heard = []
+    while True:
+        try:
+            heard.append(parse_ready(inbox.recv(8192)))
+        except BlockingIOError:
+            break
+    assert len(heard) == 8 and {(one.attempt, one.rank) for one in heard if one} == {(2, 1)}

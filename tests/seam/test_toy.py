@@ -18,14 +18,17 @@ from packtrain.core.contract import (
     EXIT_AGAIN,
     EXIT_CONFIG,
     EXIT_DONE,
+    GO_ID,
     Beat,
     Order,
     Place,
+    Ready,
     Restore,
     Word,
     crc32c,
     order_bytes,
     parse_beat,
+    parse_ready,
     worker_env,
 )
 from packtrain.core.platform import LocalPlatform, Process
@@ -135,6 +138,27 @@ def test_a_stop_in_the_control_file_is_obeyed_at_a_step_boundary(node: Node, wor
     assert process.wait(DEADLINE_S) == EXIT_AGAIN
     (count,) = node.saved()
     assert count >= before.step
+
+
+@pytest.mark.parametrize(("word", "code"), [(Word.GO, EXIT_DONE), (Word.STOP, EXIT_AGAIN)])
+def test_a_rank_that_is_ready_waits_for_the_word(node: Node, word: Word, code: int) -> None:
+    """It says again and again what it begins from, makes no step, and then begins or leaves as it is told."""
+    process = node.start(steps=3, attempt=4, rank=1, go_s=float(DEADLINE_S))
+    told: list[Ready] = []
+    while len(told) < 3:
+        data = node.inbox.recv(8192)
+        beat, ready = parse_beat(data), parse_ready(data)
+        assert (beat is None) != (ready is None) and (beat is None or beat.step < 0)
+        told += [ready] if ready else []
+    assert set(map(repr, told)) == {repr(Ready(4, 1, process.pid, {"count": "0"}))}
+    node.give(Order(GO_ID, word))
+    assert process.wait(DEADLINE_S) == code and node.saved() == ([3] if code == EXIT_DONE else [])
+
+
+def test_a_rank_waits_so_long_and_no_longer(node: Node) -> None:
+    """Where nobody says go in time it ends by itself, with the name of what happened."""
+    assert node.start(go_s=0.1).wait(DEADLINE_S) == EXIT_AGAIN
+    assert "world.no_go" in node.log()
 
 
 def test_a_save_is_done_once_and_the_run_goes_on(node: Node) -> None:

@@ -29,13 +29,15 @@ def train(place: Place, restore: Restore | None, steps: int) -> int:
     control = contract.Control(place.control, sigterm=True)
     with beats.during("restore"):
         count = load(place.run, restore) if restore else 0
+    if not contract.wait_for_go(place, control, {"count": str(count)}):
+        return contract.EXIT_AGAIN
     beats.enter("step", count)
     obeyed, order = 0, contract.NO_ORDER
     while count < steps and order.word not in (Word.STOP, Word.DRAIN):
         count += 1
         beats.step_done(count)
         order = contract.agree(lambda row: row, control.poll())  # a world of one; else torch.distributed.all_reduce
-        if order.id > obeyed or count == steps:
+        if (order.id > obeyed and order.word is not Word.GO) or count == steps:
             obeyed = order.id
             with beats.during("save"):
                 save(place.run, count)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packtrain.core.contract import ORDER_LAG, Order, Word
+from packtrain.core.contract import GO_ID, ORDER_LAG, Order, Word
 from packtrain.train.orders import AGENT, BAND, OWN, SILENCE, TERM, Orders
 
 
@@ -41,6 +41,15 @@ def test_obeyed_after_the_lag() -> None:
     assert orders.due(1 + ORDER_LAG) == Order(3, Word.SAVE)
     assert orders.due(3 + ORDER_LAG) is None
     assert orders.row() == SILENCE
+
+
+def test_go_is_no_order() -> None:
+    """A control file that still says go is silence; the next id is obeyed."""
+    script = Script(Order(GO_ID, Word.GO))
+    orders = Orders(script)
+    assert orders.row() == SILENCE
+    script.order = Order(GO_ID + 1, Word.SAVE)
+    assert orders.heard_now(rows(orders)) == Order(GO_ID + 1, Word.SAVE)
 
 
 def test_sigterm_outranks_the_agent_and_the_agent_outranks_the_clock() -> None:

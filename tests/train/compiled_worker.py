@@ -1,0 +1,38 @@
+"""One rank that compiles, alone and with the others, and says how often it had to: prints {"asked": n, "hit": m}."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from packtrain.core.contract import Place
+from packtrain.core.platform import LocalPlatform
+from packtrain.train import assemble, compiled
+from packtrain.train.mesh import make_mesh
+
+ASKED, HIT = "/jax/compilation_cache/compile_requests_use_cache", "/jax/compilation_cache/cache_hits"
+
+
+def main() -> None:
+    counts = Counter[str]()
+    jax.monitoring.register_event_listener(lambda event, **_: counts.update([event]))
+    compiled.keep(LocalPlatform(), os.environ)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    place = Place.from_env(os.environ)
+    assemble.join_world(place)
+    over = NamedSharding(make_mesh({}), PartitionSpec("fsdp"))
+    x = jax.make_array_from_callback((place.world_size,), over, lambda index: jnp.ones(1))
+    together = float(jax.jit(jnp.sum)(x))
+    alone = float(jax.jit(lambda x: (x @ x).sum(), device=jax.local_devices()[0])(jnp.ones((8, 8))))
+    assert (together, alone) == (float(place.world_size), 512.0)
+    print(json.dumps({"asked": counts[ASKED], "hit": counts[HIT]}), flush=True)
+    assemble.leave_world(place)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Programs kept on disk: every rank finds them, what is damaged is not run, and others cannot put any there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from packtrain.core.platform import LocalPlatform
+from packtrain.train import compiled
+from packtrain.train.compiled import Kept
+from tests.train.test_words import free_port
+
+WORKER = "tests.train.compiled_worker"
+DEADLINE_S = 240
+
+
+def counts(cache: pathlib.Path, ranks: int) -> list[dict[str, int]]:
+    """How often each rank of a world asked for a program, and found it."""
+    common = {
+        "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+    }
+    world = [
+        subprocess.Popen(
+            [sys.executable, "-m", WORKER], env=os.environ | common | {"RANK": str(rank)}, stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        said = [process.communicate(timeout=DEADLINE_S)[0] for process in world]
+    finally:
+        for process in world:
+            process.kill()
+            process.wait()
+    return [json.loads(text.splitlines()[-1]) for text in said]
+
+
+@pytest.mark.timeout(DEADLINE_S + 60)
+def test_every_rank_finds_what_the_world_compiled(tmp_path: pathlib.Path) -> None:
+    """The first time two ranks compile, the second time neither compiles anything: not what they run together, nor what
+    each runs alone."""
+    first, second = counts(tmp_path / "kept", 2), counts(tmp_path / "kept", 2)
+    assert all(rank["asked"] > rank["hit"] for rank in first)
+    assert all(rank["asked"] == rank["hit"] > 1 for rank in second), second
+
+
+def kept(folder: pathlib.Path, bytes_max: int = 1000) -> Kept:
+    return Kept(LocalPlatform(), str(folder), bytes_max)
+
+
+def test_what_is_damaged_is_not_run(tmp_path: pathlib.Path) -> None:
+    """A flipped byte, a torn file and an empty one are as good as absent."""
+    programs = kept(tmp_path)
+    programs.put("a", b"program")
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    assert programs.get("a") == b"program" and programs.has("a") and programs.get("b") is None
+    for damaged in (whole[:-1] + b"M", whole[:-1], b""):
+        path.write_bytes(damaged)
+        assert programs.get("a") is None
+
+
+def test_the_folder_has_a_bound(tmp_path: pathlib.Path) -> None:
+    """The oldest go first, and only as many as have to."""
+    programs = kept(tmp_path, bytes_max=320)
+    for n, key in enumerate("abc"):
+        programs.put(key, b"x" * 68)
+        os.utime(tmp_path / f"{key}.program", (n, n))
+    programs.put("d", b"x" * 68)
+    assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["b", "c", "d"]
+
+
+def test_a_disk_that_refuses_costs_nothing_but_time(tmp_path: pathlib.Path) -> None:
+    """Where nothing can be written the program just goes on."""
+    programs = kept(tmp_path / "absent")
+    programs.put("a", b"program")
+    assert programs.get("a") is None
+
+
+def test_a_folder_others_can_reach_is_not_used(tmp_path: pathlib.Path) -> None:
+    """What lies there is run, so a folder that is open, or a link to another, is refused with the reason; ours is made
+    closed."""
+    platform, mine = LocalPlatform(), tmp_path / "mine"
+    assert compiled.refused(platform, str(mine)) == "" and mine.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(mine)
+    assert "not a folder of this user" in compiled.refused(platform, str(tmp_path / "link"))
+    mine.chmod(0o750)
+    assert "open to others" in compiled.refused(platform, str(mine))
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in compiled.refused(platform, str(tmp_path / "file" / "x"))
+
+
+def test_where_programs_are_kept() -> None:
+    """Where JAX was told to, else with the caches of the user."""
+    assert compiled.folder_of({"JAX_COMPILATION_CACHE_DIR": "/c", "XDG_CACHE_HOME": "/x"}) == "/c"
+    assert compiled.folder_of({"XDG_CACHE_HOME": "/x"}) == "/x/packtrain/compiled"
+    assert compiled.folder_of({}).endswith("/.cache/packtrain/compiled")
+
+
+def test_the_processor_is_part_of_the_key() -> None:
+    """What this machine's code may rely on is told, the same each time, and what changes from moment to moment is not.
+    """
+    here = compiled.processor(LocalPlatform())
+    assert here == compiled.processor(LocalPlatform()) and len(here) > 20
+    assert "MHz" not in here and "bogomips" not in here.lower()
