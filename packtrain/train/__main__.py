@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 
+from packtrain.core.platform import LocalPlatform
 from packtrain.train.worker import main
 
+
+def keep_programs() -> None:
+    from packtrain.train import compiled
+
+    print(compiled.keep(LocalPlatform(), os.environ), flush=True)
+
+
 if __name__ == "__main__":
-    code = main(sys.argv[1:], os.environ)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks to the log, however stuck the interpreter is
+    code = main(sys.argv[1:], os.environ, keep_programs)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no interpreter teardown: threads of a half-dead world could hold it up past the grace

@@ -11,7 +11,6 @@ JAX is imported late: a wrong environment or spec is refused at once, and beats 
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import signal
 import sys
 import traceback
@@ -54,7 +53,8 @@ class Signals:
             self._tell()
 
 
-def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
+def main(argv: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None] = lambda: None) -> int:
+    """Exit code. `prepare` is called once JAX may be loaded: what is done to it where it has a process to itself."""
     parser = argparse.ArgumentParser(prog="python -m packtrain.train", description="Train one rank of a run.")
     parser.add_argument("run", nargs="?", default="", help="run folder; PACKTRAIN_RUN names it under a supervisor")
     parser.add_argument("--fresh", action="store_true", help="by hand: start a run from nothing")
@@ -63,10 +63,9 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     if not arguments.run and not env.get(RUN):
         parser.error("give a run folder")
     signals = Signals(by_hand=not env.get(RUN))
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks to the log, however stuck the interpreter is
     seated_by = _supervised if env.get(RUN) else _by_hand
     try:
-        return seated_by(arguments, env, signals)
+        return seated_by(arguments, env, signals, prepare)
     except PacktrainError as error:
         print(error.render(), file=sys.stderr, flush=True)
         return error.exit_code
@@ -75,16 +74,20 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         return EXIT_OURS
 
 
-def _supervised(arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals) -> int:
+def _supervised(
+    arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals, prepare: Callable[[], None]
+) -> int:
     platform, place = LocalPlatform(), Place.from_env(env)
     spec_path = newest_spec(platform, place.run)
     with _journalled(platform, place) as journal:
         spec = read(platform, spec_path)
         with seated(platform, env, arguments.run, arguments.fresh):
-            return _work(platform, env, place, spec, journal, signals, arguments.profile)
+            return _work(platform, place, spec, journal, signals, arguments.profile, prepare)
 
 
-def _by_hand(arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals) -> int:
+def _by_hand(
+    arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals, prepare: Callable[[], None]
+) -> int:
     platform = LocalPlatform()
     spec = load(platform, arguments.run)
     memory = spec.checkpoint.memory_every_steps > 0
@@ -94,7 +97,7 @@ def _by_hand(arguments: argparse.Namespace, env: Mapping[str, str], signals: Sig
     ):
         assert seat.began is not None, "by hand an attempt is begun here"
         journal.write(seat.began, durable=True)
-        return _work(platform, env, seat.place, spec, journal, signals, arguments.profile)
+        return _work(platform, seat.place, spec, journal, signals, arguments.profile, prepare)
 
 
 @contextmanager
@@ -112,13 +115,13 @@ def _journalled(platform: Platform, place: Place) -> Iterator[Journal]:
 
 
 def _work(
-    platform: Platform, env: Mapping[str, str], place: Place, spec: Sections, journal: Journal, signals: Signals,
-    profile_steps: int,
+    platform: Platform, place: Place, spec: Sections, journal: Journal, signals: Signals, profile_steps: int,
+    prepare: Callable[[], None],
 ) -> int:
     with closing(Beats(place.socket or None, place.attempt, place.rank)) as beats:
-        from packtrain.train import assemble, compiled
+        from packtrain.train import assemble
 
-        print(compiled.keep(platform, env), flush=True)
+        prepare()
         desk, agreed = Desk(platform, place, spec, journal, beats, signals.forward, profile_steps), False
         try:
             assemble.join_world(place)
