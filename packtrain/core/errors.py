@@ -371,6 +371,42 @@ class WorkerRefused(ConfigError):
     name = "run.worker_refused"
 
 
+class NodeGone(AgainError):
+    """A node of an attempt is not heard from, lost its agent, or could not start its workers."""
+
+    name = "run.node_gone"
+
+
+class NodesMissing(AgainError):
+    """Too few nodes came for any world that the job can run on."""
+
+    name = "run.nodes_missing"
+
+
+class RanksDiffer(ConfigError):
+    """Ranks that were about to begin together are not of one mind about where, or about the code."""
+
+    name = "run.ranks_differ"
+
+
+class SharedCause(AgainError):
+    """The same went wrong on many nodes at once: a warning, no node is blamed."""
+
+    name = "run.shared_cause"
+
+
+class DecisionsDamaged(OurError):
+    """The log of a coordinator is damaged in its middle: what it decided cannot be known."""
+
+    name = "run.decisions_damaged"
+
+
+class TermLost(AgainError):
+    """Another coordinator leads this run now."""
+
+    name = "run.term_lost"
+
+
 # --- worlds ----------------------------------------------------------------------------------------
 
 

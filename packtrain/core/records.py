@@ -82,6 +82,80 @@ class RetentionDone(Record, tag="retention_done"):
     reason: str
 
 
+# --- a run on several nodes (written by its coordinator) ----------------------------------------------
+
+
+class CoordinatorBegan(Record, tag="coordinator_began"):
+    term: int
+    log: str
+    """Folder of its log of decisions."""
+
+
+class WorldChosen(Record, tag="world_chosen"):
+    """Which nodes run an attempt: the first has rank 0, the next the ranks after its own. `spares`: who waits."""
+
+    attempt: int
+    nodes: list[str]
+    procs: int
+    spares: list[str]
+    wanted: int
+    """How many nodes the run asks for; more than `nodes`: it goes on smaller for now."""
+
+
+class NodeLost(Record, tag="node_lost"):
+    node: str
+    reason: str
+
+
+class NodeBack(Record, tag="node_back"):
+    node: str
+    reason: str
+
+
+class NodeSuspected(Record, tag="node_suspected"):
+    """An attempt ended, or is slow, because of this node. `in_row`: attempts one after the other."""
+
+    node: str
+    reason: str
+    in_row: int
+    done: str
+    """What follows, in words."""
+
+
+class NodeCordoned(Record, tag="node_cordoned"):
+    """No attempt begins on this node until a person takes that back."""
+
+    node: str
+    by: str
+    cordoned: bool = True
+    """False: taken back."""
+
+
+class SharedCauseSeen(Record, tag="shared_cause"):
+    """The same symptom on many nodes at once: none of them is blamed."""
+
+    symptom: str
+    nodes: list[str]
+
+
+class StacksTaken(Record, tag="stacks"):
+    """What a rank of a hung world was doing. `text` empty: unknown, `how` says why."""
+
+    attempt: int
+    rank: int
+    node: str
+    how: str
+    text: str
+
+
+class RunFinished(Record, tag="run_finished"):
+    """The last record of a coordinator. `error` empty: all is well."""
+
+    exit_code: int
+    reason: str
+    error: dict[str, str] = {}
+
+
 # --- the trainer -------------------------------------------------------------------------------------
 
 
@@ -254,6 +328,8 @@ class TrainingDone(Record, tag="training_done"):
 AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone
+    | CoordinatorBegan | WorldChosen | NodeLost | NodeBack | NodeSuspected | NodeCordoned | SharedCauseSeen
+    | StacksTaken | RunFinished
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
     | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | RestoreDone | TrainingDone
 )

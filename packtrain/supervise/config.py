@@ -1,6 +1,10 @@
-"""How a run is kept alive. Silence is noticed before a standstill; that and each value alone is checked here."""
+"""How a run is kept alive. All limits in time form one ladder, checked here: what is inside is over before what is
+outside (`ladder` is what `packtrain doctor` prints)."""
 
 from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -8,6 +12,14 @@ from packtrain.core.errors import Contradiction
 
 FIRST_BEAT_FACTOR = 2
 """Silence allowed before the first beat, in `beat_overdue_s`: an interpreter starts slowly on a busy machine."""
+
+
+class Rung(NamedTuple):
+    """One limit: `key` is waited for so long, and that is `why`."""
+
+    key: str
+    seconds: float
+    why: str
 
 
 class SuperviseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,8 +31,23 @@ class SuperviseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """No step completed for this long, though beats come: killed and started again. 0: never. Counted from the second
     step heard of (the first compiles), and not while the worker compiles, restores, saves, evaluates or pauses."""
     go_s: float = 600.0
-    """How long a rank that is ready waits for all others of its world, before its first collective."""
+    """How long a rank that is ready waits for all others of its world, before its first collective; after that long
+    the attempt ends."""
     attempts_without_progress: int = 3
+    node_silent_s: float = 3.0
+    """An agent says each second that it lives. Silent for this long: no attempt waits for its node any more."""
+    node_lost_s: float = 10.0
+    """Silent for this long while all else is well: its node is lost and the attempt ends."""
+    nodes_s: float = 600.0
+    """How long an attempt waits for all of `--nodes`; then it begins on the largest world that is there."""
+    replace_s: float = 20.0
+    """The same once the run has begun: a restarted agent is back in seconds, a broken machine is not."""
+    nobody_s: float = 86400.0
+    """How long a run waits for enough nodes to begin at all; then it ends with exit code 75."""
+    grow_s: float = 120.0
+    """Nodes that came back must stay for this long before a smaller world stops at its next save to take them in."""
+    replace_stragglers: bool = False
+    """Stop and go on with a spare when a node takes much longer for its steps than the others; otherwise it is told."""
     allow_faults: bool = False
 
     def __post_init__(self) -> None:
@@ -29,9 +56,42 @@ class SuperviseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 "beats come once a second, so overdue must be 5 s or more; grace, go and attempts must be above zero",
                 where="supervise", fix="raise supervise.beat_overdue_s, grace_s, go_s or attempts_without_progress",
             )
+        if self.node_silent_s < 2:
+            raise Contradiction(
+                "agents speak once a second, so silence must be 2 s or more", where="supervise.node_silent_s",
+                fix="raise supervise.node_silent_s",
+            )
         if self.progress_s and not self.progress_s > FIRST_BEAT_FACTOR * self.beat_overdue_s:
             raise Contradiction(
                 f"a standstill ({self.progress_s:g} s) would be concluded before silence is "
                 f"({FIRST_BEAT_FACTOR} x {self.beat_overdue_s:g} s at the first beat)",
                 where="supervise.progress_s", fix="raise supervise.progress_s, or set it to 0 to switch it off",
             )
+        self._check_order()
+
+    def _check_order(self) -> None:
+        for rungs in self.ladder():
+            for inner, outer in pairwise(rungs):
+                if not inner.seconds < outer.seconds:
+                    raise Contradiction(
+                        f"{inner.key} ({inner.seconds:g} s: {inner.why}) must be over before {outer.key} "
+                        f"({outer.seconds:g} s: {outer.why})",
+                        where=f"supervise.{outer.key}", fix=f"raise supervise.{outer.key}, or lower {inner.key}",
+                    )
+
+    def ladder(self) -> list[list[Rung]]:
+        """The limits by what they look at, each list from inner to outer."""
+        first = Rung(
+            f"{FIRST_BEAT_FACTOR} x beat_overdue_s", FIRST_BEAT_FACTOR * self.beat_overdue_s, "no first beat"
+        )
+        beats = [Rung("beat_overdue_s", self.beat_overdue_s, "no beats: the worker is taken for dead"), first]
+        if self.progress_s:
+            beats.append(Rung("progress_s", self.progress_s, "beats but no step: the attempt ends"))
+        return [
+            [
+                Rung("node_silent_s", self.node_silent_s, "an agent is silent: nothing waits for its node"),
+                Rung("node_lost_s", self.node_lost_s, "an agent is silent while all is well: its node is lost"),
+            ],
+            beats,
+            [first, Rung("go_s", self.go_s, "a rank is not ready to begin: the attempt ends")],
+        ]

@@ -1,0 +1,136 @@
+"""The words of a person, and dates that were told before: what they change. Pure.
+
+Whether a word can be obeyed is answered by `refusal`, before it becomes an event.
+"""
+
+from __future__ import annotations
+
+from packtrain.core.contract import Word
+from packtrain.core.records import NodeCordoned, OrderGiven
+from packtrain.core.units import NS
+from packtrain.supervise.assign import largest_world, spares
+from packtrain.supervise.events import Asked, Write
+from packtrain.supervise.messages import EndWorkers, GiveOrder
+from packtrain.supervise.state import (
+    BRINGING,
+    ENDING,
+    LAUNCHING,
+    RUNNING,
+    State,
+    Trouble,
+    Turn,
+)
+
+WORDS = ("stop", "pause", "resume", "save", "drain", "cordon", "uncordon", "replace", "set")
+
+
+def refusal(state: State, word: Asked) -> str:
+    """Why a word cannot be obeyed; empty: it can."""
+    run, nodes = state.run, state.nodes
+    if word.op not in WORDS:
+        return f"no such word: {word.op}; there are {', '.join(WORDS)}"
+    if word.op in ("drain", "cordon", "uncordon", "replace") and word.node not in nodes:
+        return f"no such node: {word.node or '(none named)'}; there are {', '.join(sorted(nodes))}"
+    if word.op in ("pause", "resume", "save") and run.setup.plain and word.op != "save":
+        return "this program knows no such word"
+    if word.op == "save" and run.stage != RUNNING:
+        return f"nothing runs now (the run is {run.stage})"
+    waiting = spares(run.setup, nodes)
+    if word.op == "replace" and not waiting:
+        return "no spare is there"
+    others = len(waiting) + run.world - 1
+    if word.op in ("drain", "cordon") and nodes[word.node].slot >= 0 and not largest_world(run.setup, others):
+        return f"without {word.node} no world is left that this run can run on"
+    return ""
+
+
+def asked(turn: Turn, event: Asked) -> None:
+    match event.op:
+        case "stop":
+            _stop(turn, event.by)
+        case "pause" | "resume":
+            turn.set(paused=event.op == "pause")
+            if turn.run.stage == RUNNING:
+                order_all(turn, Word.PAUSE if event.op == "pause" else Word.RESUME)
+        case "save":
+            if turn.run.stage == RUNNING:
+                order_all(turn, Word.SAVE)
+        case "drain" if event.at_s:
+            turn.set(leaves={**turn.run.leaves, event.node: event.at_s})
+        case "drain":
+            _drain(turn, event.node, event.by)
+        case "cordon":
+            turn.node(event.node, cordoned=event.by)
+            turn.own(Write(record=NodeCordoned(node=event.node, by=event.by)))
+        case "uncordon":
+            turn.node(event.node, cordoned="", draining="", aside=0)
+            turn.own(Write(record=NodeCordoned(node=event.node, by=event.by, cordoned=False)))
+        case "replace":
+            turn.node(event.node, aside=turn.run.attempt)
+            stop_for_change(turn, "replace", f"{event.by} asks to replace node {event.node}")
+        case "set":
+            turn.set(spec=event.spec)
+
+
+def _stop(turn: Turn, by: str) -> None:
+    """Save and stop; asked twice: at once."""
+    run = turn.run
+    if run.stopping:
+        if run.stage in (LAUNCHING, RUNNING, BRINGING):
+            _kill(turn, f"asked twice to stop ({by})")
+        return
+    turn.set(stopping=by)
+    if run.stage in (LAUNCHING, RUNNING):
+        _order_stop(turn, "stop", by, Word.STOP)
+
+
+def _kill(turn: Turn, reason: str) -> None:
+    for name, node in turn.nodes.items():
+        if node.attempt == turn.run.attempt:
+            turn.do(name, EndWorkers(attempt=turn.run.attempt, reason=reason))
+    turn.set(trouble=Trouble(kind="grace", reason=reason))
+    turn.enter(ENDING)
+
+
+def _drain(turn: Turn, name: str, by: str) -> None:
+    """Its ranks are saved, and the next attempt begins without it."""
+    turn.node(name, draining=by)
+    if turn.nodes[name].slot >= 0:
+        stop_for_change(turn, "drain", f"node {name} is drained ({by})", Word.DRAIN)
+
+
+def stop_for_change(turn: Turn, purpose: str, reason: str, word: Word = Word.STOP) -> None:
+    """The workers save and end, and another attempt follows at once."""
+    if turn.run.stage in (LAUNCHING, RUNNING) and not turn.run.purpose:
+        _order_stop(turn, purpose, reason, word)
+
+
+def _order_stop(turn: Turn, purpose: str, reason: str, word: Word) -> None:
+    run = turn.run
+    turn.set(
+        purpose=purpose, reason=reason,
+        kill_at_ns=turn.ns + round(run.setup.supervise.grace_s * NS),
+    )
+    order_all(turn, word, reason=reason)
+
+
+def order_all(turn: Turn, word: Word, order: int = 0, reason: str = "") -> None:
+    """A word for the whole world: each node puts it into its control file. Ids only grow."""
+    number = order or turn.run.order + 1
+    turn.set(order=number)
+    for name, node in turn.nodes.items():
+        if node.slot >= 0 and node.attempt == turn.run.attempt:
+            turn.do(name, GiveOrder(attempt=turn.run.attempt, order=number, word=word))
+    if not order:
+        turn.own(Write(record=OrderGiven(order=number, word=word.name.lower(), reason=reason or "asked for")))
+
+
+def maintenance(turn: Turn) -> None:
+    """Nodes that will not be there any more are left before that."""
+    lead_s = 2 * turn.run.setup.supervise.grace_s
+    due = [name for name, date in turn.run.leaves.items() if turn.wall_s and turn.wall_s >= date - lead_s]
+    if due:
+        turn.set(leaves={name: date for name, date in turn.run.leaves.items() if name not in due})
+    for name in due:
+        if name in turn.nodes:
+            _drain(turn, name, "planned maintenance")

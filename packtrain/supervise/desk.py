@@ -1,0 +1,170 @@
+"""Where a coordinator's decisions are made: messages and events in, messages and actions out, the log in between.
+
+No input or output of its own but the log it was handed, so that the simulator runs it as it is. Nothing leaves before
+what led to it is in the log. When the log cannot be written nothing is decided: what happened waits, agents are not
+acknowledged and say it again, and the attempt runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from packtrain.supervise.delivery import NodeSide
+from packtrain.supervise.detect import Pace, Silence
+from packtrain.supervise.events import AnyEvent, Finish, FromNode, Joined, Tick
+from packtrain.supervise.messages import Did, Edge, FromAgent, FromCoordinator, Hello, Outdated, Pulse
+from packtrain.supervise.policy import decide
+from packtrain.supervise.state import FINISHED, RUNNING, AnyRecord, Consumed, Issued, State, evolve
+
+
+class Log(Protocol):
+    """Where decisions are kept."""
+
+    def append(self, records: Sequence[AnyRecord], state: State) -> None:
+        """Durable when this returns; OSError: nothing of it counts. `state`: after them."""
+
+
+class Desk:
+    """Of one coordinator, from its term to its end. `state`: what the log led to."""
+
+    def __init__(self, state: State, term: int, log: Log, ns: int) -> None:
+        self.state = state
+        self.trouble: OSError | None = None
+        """Why the log cannot be written now."""
+        self.outdated = False
+        """An agent has seen a higher term: another coordinator leads."""
+        self._term, self._log, self._ns = term, log, ns
+        self._events: list[AnyEvent] = []
+        self._own: list[Issued] = []
+        self._sides = {name: NodeSide(term, node.agent, node.seq) for name, node in state.nodes.items()}
+        self._silence = Silence(state.run.setup.supervise.node_silent_s)
+        self._pace = Pace(state.run.attempt, state.run.world)
+        for name, node in state.nodes.items():
+            if node.here and not node.silent_ns:
+                self._silence.heard(name, ns)
+            else:
+                self._silence.silent(name, ns)
+        for issued in state.pending.values():
+            self._issue(issued)
+        if state.run.stage == FINISHED:
+            run = state.run
+            finish = Finish(exit_code=run.exit_code, reason=run.reason, error=run.error)
+            self._own.append(Issued(id=run.next_id, ns=ns, own=finish))
+
+    # --- in ---
+
+    def happened(self, event: AnyEvent) -> None:
+        """Waits until `settle`."""
+        self._events.append(event)
+
+    def hear(self, ns: int, message: FromAgent) -> None:
+        match message:
+            case Hello():
+                self._hello(ns, message)
+            case Pulse():
+                self._pulse(ns, message)
+            case Edge():
+                side = self._sides.get(message.node)
+                if side is not None and side.agent == message.agent and side.take(message):
+                    self.happened(FromNode(
+                        ns=ns, node=message.node, agent=message.agent, seq=message.seq, event=message.event
+                    ))
+            case Outdated():
+                self.outdated = self.outdated or message.term > self._term
+
+    def _hello(self, ns: int, hello: Hello) -> None:
+        self.outdated = self.outdated or hello.term > self._term
+        side, node = self._sides.get(hello.node), self.state.nodes.get(hello.node)
+        if side is not None and side.agent == hello.agent:
+            side.hello(ns)
+            self._heard(ns, hello.node)
+        if node is None or node.agent != hello.agent or not node.here:
+            self.happened(Joined(
+                ns=ns, node=hello.node, agent=hello.agent, boot_id=hello.boot_id, host=hello.host, procs=hello.procs,
+                attempt=hello.attempt,
+            ))
+
+    def _heard(self, ns: int, node: str) -> None:
+        for event in self._silence.heard(node, ns):
+            self.happened(event)
+
+    def _pulse(self, ns: int, pulse: Pulse) -> None:
+        side = self._sides.get(pulse.node)
+        if side is None or side.agent != pulse.agent:
+            return
+        self._heard(ns, pulse.node)
+        if pulse.attempt and pulse.attempt == self._pace.attempt:
+            self._pace.heard(pulse.node, pulse.step, pulse.step_s)
+
+    # --- decided ---
+
+    def look(self, ns: int, wall_s: float) -> None:
+        """What time brings; then decide all that has happened."""
+        self._ns, run = ns, self.state.run
+        if self._pace.attempt != run.attempt:
+            self._pace = Pace(run.attempt, run.world)
+        for silent in self._silence.look(ns):
+            self.happened(silent)
+        if run.stage == RUNNING:
+            for event in self._pace.look(ns):
+                self.happened(event)
+        self.settle()
+        if not self._events:
+            self.happened(Tick(ns=ns, wall_s=wall_s))
+            self.settle()
+            self._events = [event for event in self._events if not isinstance(event, Tick)]
+
+    def settle(self) -> None:
+        """Decide what has happened, in one batch of the log."""
+        state, records = self.state, list[AnyRecord]()
+        for event in self._events:
+            decided = decide(state, event)
+            for record in decided:
+                state = evolve(state, record)
+            records += decided
+        if records:
+            try:
+                self._log.append(records, state)
+            except OSError as error:
+                self.trouble = error
+                return
+        self.trouble, self.state, self._events = None, state, []
+        for record in records:
+            self._follow(record)
+
+    def _follow(self, record: AnyRecord) -> None:
+        match record:
+            case Issued():
+                self._issue(record)
+            case Consumed(event=Joined() as joined):
+                self._welcome(joined)
+            case Consumed(event=FromNode() as edge):
+                side = self._sides[edge.node]
+                side.logged()
+                if isinstance(edge.event, Did):
+                    side.did(edge.event.id)
+
+    def _welcome(self, joined: Joined) -> None:
+        side = self._sides.get(joined.node)
+        if side is None or side.agent != joined.agent:
+            side = self._sides[joined.node] = NodeSide(self._term, joined.agent)
+        side.hello(joined.ns)
+        self._silence.heard(joined.node, joined.ns)
+
+    def _issue(self, issued: Issued) -> None:
+        if issued.action is not None:
+            self._sides[issued.node].ask(issued.id, issued.action)
+        else:
+            self._own.append(issued)
+
+    # --- out ---
+
+    def due(self, ns: int) -> list[tuple[str, FromCoordinator]]:
+        """Messages to send now, each with its node."""
+        return [(node, message) for node, side in self._sides.items() for message in side.due(ns)]
+
+    def own(self) -> list[Issued]:
+        """Actions of the coordinator itself that are to be done now, each once."""
+        own, self._own = self._own, []
+        return own

@@ -1,0 +1,107 @@
+"""Who is silent, who is slow, how far a world is: from messages that come each second and are written down nowhere.
+
+Pure: times are handed in, of the watched clock. Only what changes becomes an event of the policy.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from packtrain.core.units import NS
+from packtrain.supervise.events import Back, Progress, Silent, Slow
+
+UNWATCHED_NS = 2 * NS
+"""What lies between two looks beyond this counts for nothing: we were stopped, not the others."""
+OURS_FACTOR = 2
+"""Where most nodes fall silent at once it is rather our own link: they get so much more time."""
+SLOW_PART = 0.7
+"""A node with less than this of the median speed is slow. Source: issue 5, a straggler at 70%."""
+SLOW_NS = 30 * NS
+"""It must have been so for this long."""
+PROGRESS_NS = 5 * NS
+"""How often the policy hears how far a world is, at most."""
+
+
+class WatchedClock:
+    """Nanoseconds in which somebody looked, over all coordinators of a run: it begins where the log of the last one
+    ended, and a look after a long gap adds `UNWATCHED_NS` only."""
+
+    def __init__(self, ns: int, boot_ns: int) -> None:
+        self.ns, self._looked_ns = ns, boot_ns
+
+    def look(self, boot_ns: int) -> int:
+        self.ns += max(0, min(boot_ns - self._looked_ns, UNWATCHED_NS))
+        self._looked_ns = boot_ns
+        return self.ns
+
+
+class Silence:
+    """Which nodes are heard. `silent_s`: as in `supervise.node_silent_s`."""
+
+    def __init__(self, silent_s: float) -> None:
+        self._limit_ns = round(silent_s * NS)
+        self._heard: dict[str, int] = {}
+        self._silent: set[str] = set()
+
+    def heard(self, node: str, ns: int) -> list[Back]:
+        self._heard[node] = ns
+        if node not in self._silent:
+            return []
+        self._silent.discard(node)
+        return [Back(ns=ns, node=node)]
+
+    def silent(self, node: str, ns: int) -> None:
+        """It was when this began."""
+        self._heard[node] = ns
+        self._silent.add(node)
+
+    def look(self, ns: int) -> list[Silent]:
+        """Those that fell silent since the last look."""
+        over = [
+            node for node, heard_ns in self._heard.items()
+            if node not in self._silent and ns - heard_ns >= self._limit_ns
+        ]
+        heard = len(self._heard) - len(self._silent)
+        if 2 <= heard < 2 * len(over):
+            over = [node for node in over if ns - self._heard[node] >= OURS_FACTOR * self._limit_ns]
+        self._silent.update(over)
+        return [Silent(ns=ns, node=node, seconds=(ns - self._heard[node]) / NS) for node in over]
+
+
+class Pace:
+    """How far the nodes of one attempt are, and how fast."""
+
+    def __init__(self, attempt: int, nodes: int) -> None:
+        self.attempt, self._nodes = attempt, nodes
+        self._steps: dict[str, int] = {}
+        self._step_s: dict[str, float] = {}
+        self._slow_since: dict[str, int] = {}
+        self._told: set[str] = set()
+        self._told_step, self._told_ns = -1, 0
+
+    def heard(self, node: str, step: int, step_s: float) -> None:
+        self._steps[node], self._step_s[node] = step, step_s
+
+    def look(self, ns: int) -> list[Progress | Slow]:
+        return [*self._progress(ns), *self._slow(ns)]
+
+    def _progress(self, ns: int) -> list[Progress]:
+        """Completed by all: told when it is the first, and then seldom."""
+        step = min(self._steps.values()) if len(self._steps) >= self._nodes else -1
+        if step <= self._told_step or (self._told_step >= 0 and ns - self._told_ns < PROGRESS_NS):
+            return []
+        self._told_step, self._told_ns = step, ns
+        return [Progress(ns=ns, attempt=self.attempt, step=step)]
+
+    def _slow(self, ns: int) -> list[Slow]:
+        known = {node: step_s for node, step_s in self._step_s.items() if step_s > 0}
+        if len(known) < 3:
+            return []
+        median_s = statistics.median(known.values())
+        slow = {node for node, step_s in known.items() if step_s * SLOW_PART > median_s}
+        self._slow_since = {node: self._slow_since.get(node, ns) for node in slow}
+        due = [node for node, since in self._slow_since.items() if ns - since >= SLOW_NS and node not in self._told]
+        self._told.update(due)
+        return [
+            Slow(ns=ns, attempt=self.attempt, node=node, step_s=known[node], median_s=median_s) for node in due
+        ]

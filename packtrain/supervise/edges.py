@@ -1,0 +1,208 @@
+"""What is heard from nodes: who they are, that they are silent or back, and the edges of their agents. Pure."""
+
+from __future__ import annotations
+
+from packtrain.core.errors import CarrierLost
+from packtrain.core.records import NodeBack, NodeSuspected, StacksTaken
+from packtrain.core.units import NS
+from packtrain.supervise import causes, remedies
+from packtrain.supervise.asked import stop_for_change
+from packtrain.supervise.assign import members, spares
+from packtrain.supervise.ending import ACTIVE, CARRIER_S, end, gone
+from packtrain.supervise.events import Back, FromNode, Joined, Silent, Slow, Write
+from packtrain.supervise.messages import (
+    CarrierEnded,
+    CarrierUp,
+    Did,
+    EndAttempt,
+    EndWorkers,
+    Launch,
+    NodeLeaves,
+    Peers,
+    RankEnded,
+    RankHeard,
+    RankReady,
+    RankSilent,
+    RankStalled,
+    Stacks,
+    TakeStacks,
+)
+from packtrain.supervise.state import ENDING, LAUNCHING, RUNNING, Issued, State, Trouble, Turn
+
+STACKS_NS = 2 * NS
+"""How long the end of a hung attempt waits for its stacks."""
+
+
+def joined(turn: Turn, event: Joined) -> None:
+    """Another agent than before means that the workers of the one before are gone."""
+    name, known = event.node, turn.nodes.get(event.node)
+    if known is not None and known.agent == event.agent:
+        if not known.here:
+            turn.own(Write(record=NodeBack(node=name, reason="it is heard again")))
+            turn.node(name, back_ns=turn.ns)
+        turn.node(name, here=True, silent_ns=0)
+        if event.attempt > max(known.attempt, turn.run.attempt):
+            _put_away(turn, name, event.attempt)
+        return
+    turn.drop(name)
+    turn.node(
+        name, agent=event.agent, boot_id=event.boot_id, host=event.host, procs=event.procs, seq=0, here=True,
+        silent_ns=0, back_ns=turn.ns, attempt=event.attempt, carrier="", draining="",
+        blames=max(known.blames if known else 0, turn.run.lemons.get(event.host, 0)),
+    )
+    if known is not None:
+        turn.own(Write(record=NodeBack(node=name, reason="another agent runs there")))
+        if known.attempt and known.attempt == turn.run.attempt:
+            gone(turn, name, "agent", f"the agent of node {name} was lost, and its workers with it")
+    if event.attempt:
+        _put_away(turn, name, event.attempt)
+
+
+def _put_away(turn: Turn, name: str, attempt: int) -> None:
+    """Workers that a coordinator started whose log is not ours."""
+    turn.node(name, attempt=attempt)
+    turn.do(name, EndWorkers(attempt=attempt, reason="they belong to nobody any more"))
+    turn.do(name, EndAttempt(attempt=attempt, carrier_s=CARRIER_S))
+
+
+def silent(turn: Turn, event: Silent) -> None:
+    node = turn.nodes.get(event.node)
+    if node is not None and node.here and not node.silent_ns:
+        turn.node(event.node, silent_ns=turn.ns, symptom="silent agent", symptom_ns=turn.ns)
+        turn.say(f"node {event.node} is silent")
+
+
+def back(turn: Turn, event: Back) -> None:
+    node = turn.nodes.get(event.node)
+    if node is None or (node.here and not node.silent_ns):
+        return
+    if not node.here:
+        turn.own(Write(record=NodeBack(node=event.node, reason="it is heard again")))
+        turn.node(event.node, back_ns=turn.ns)
+    turn.node(event.node, here=True, silent_ns=0)
+
+
+def from_node(turn: Turn, event: FromNode, before: State) -> None:
+    edge, name = event.event, event.node
+    if isinstance(edge, Did):
+        issued = before.pending.get(edge.id)
+        if issued is not None and issued.node == name:
+            _did(turn, name, edge, issued)
+        return
+    if isinstance(edge, NodeLeaves):
+        return _leaves(turn, name, edge)
+    if edge.attempt != turn.run.attempt:
+        return
+    match edge:
+        case RankReady() if turn.run.stage == LAUNCHING and edge.rank in turn.ranks:
+            turn.rank(edge.rank, facts=edge.facts)
+        case RankSilent() | RankStalled() if edge.rank in turn.ranks:
+            _hung(turn, name, edge)
+        case RankHeard() if edge.rank in turn.ranks:
+            turn.rank(edge.rank, trouble="")
+        case RankEnded() if edge.rank in turn.ranks:
+            _ended(turn, name, edge)
+        case CarrierUp():
+            turn.node(name, carrier=edge.address)
+            _introduce(turn)
+        case CarrierEnded():
+            _carrier_ended(turn, name, edge)
+        case Stacks() if edge.rank in turn.ranks:
+            turn.rank(edge.rank, stack=edge.text)
+            turn.own(Write(record=StacksTaken(
+                attempt=edge.attempt, rank=edge.rank, node=name, how=edge.how, text=edge.text
+            )))
+
+
+def _did(turn: Turn, name: str, did: Did, issued: Issued) -> None:
+    match issued.action:
+        case EndAttempt(attempt=attempt) if attempt == turn.nodes[name].attempt:
+            turn.node(name, attempt=0)
+        case Launch(attempt=attempt) if did.error and attempt == turn.run.attempt and turn.run.stage in ACTIVE:
+            end(turn, Trouble(kind="launch", reason=f"node {name} cannot start workers: {did.error}", node=name))
+        case _ if did.error:
+            turn.say(f"node {name}: {did.error}")
+
+
+def _leaves(turn: Turn, name: str, edge: NodeLeaves) -> None:
+    """Its workers were told to save by their agent, and the word is the whole world's."""
+    turn.node(name, draining="its agent was told to end")
+    if turn.nodes[name].slot >= 0 and turn.run.stage in (LAUNCHING, RUNNING) and not turn.run.purpose:
+        reason = f"node {name} leaves: its agent was told to end"
+        turn.set(purpose="drain", reason=reason, kill_at_ns=turn.ns + round(edge.grace_s * NS))
+        turn.say(reason)
+
+
+def _hung(turn: Turn, name: str, edge: RankSilent | RankStalled) -> None:
+    """Told early, for the stacks, and again when it is certain."""
+    config = turn.run.setup.supervise
+    if isinstance(edge, RankSilent):
+        kind, certain_s, key, what = "silent", config.beat_overdue_s, "beat_overdue_s", "silent"
+    else:
+        kind, certain_s, key = "stalled", config.progress_s, "progress_s"
+        what = f"beats, but no step after {edge.step},"
+    if turn.run.stage not in ACTIVE:
+        return
+    fresh = not any(rank.trouble for rank in turn.ranks.values())
+    turn.rank(edge.rank, trouble=kind)
+    turn.node(name, symptom=f"{kind} rank", symptom_ns=turn.ns)
+    if fresh:
+        _take_stacks(turn)
+    if turn.run.trouble is None and certain_s and edge.seconds >= certain_s:
+        reason = f"rank {edge.rank} on {name}: {what} for {edge.seconds:.0f} s (supervise.{key})"
+        turn.set(trouble=Trouble(kind=kind, reason=reason, node=name))
+        turn.say(reason)
+
+
+def _take_stacks(turn: Turn) -> None:
+    for name in members(turn.nodes):
+        turn.do(name, TakeStacks(attempt=turn.run.attempt))
+    for number in turn.ranks:
+        turn.rank(number, stack=None)
+    turn.set(stacks_ns=turn.ns + STACKS_NS)
+
+
+def _ended(turn: Turn, name: str, edge: RankEnded) -> None:
+    killed = turn.run.stage == ENDING and edge.status == -9
+    turn.rank(
+        edge.rank, status=edge.status, step=edge.step, error=edge.error, tail=edge.tail[-2000:],
+        order=turn.run.ended + 1, killed=killed,
+    )
+    turn.set(
+        ended=turn.run.ended + 1, ended_ns=turn.run.ended_ns or turn.ns,
+        attempt_step=max(turn.run.attempt_step, edge.step),
+    )
+    word = causes.symptom(turn.ranks[edge.rank])
+    if word:
+        turn.node(name, symptom=word, symptom_ns=turn.ns)
+
+
+def _carrier_ended(turn: Turn, name: str, edge: CarrierEnded) -> None:
+    turn.node(name, carrier="", symptom="carrier ended", symptom_ns=turn.ns)
+    error = CarrierLost(
+        f"the carrier of node {name} ended ({edge.why}); another one starts, the workers go on",
+        where=f"node {name}", fix="see carrier.log beside the workers' logs; a save under way is tried again",
+    )
+    remedies.warn(turn, error)
+
+
+def _introduce(turn: Turn) -> None:
+    """Every carrier of the attempt learns where the others are, once all are up and again when one is new."""
+    names = members(turn.nodes)
+    addresses = {name: turn.nodes[name].carrier for name in names}
+    if len(names) > 1 and all(addresses.values()):
+        for name in names:
+            turn.do(name, Peers(attempt=turn.run.attempt, addresses=addresses))
+
+
+def slow(turn: Turn, event: Slow) -> None:
+    if event.attempt != turn.run.attempt or turn.run.stage != RUNNING or event.node not in turn.nodes:
+        return
+    reason = f"{event.step_s:.3g} s for a step, the others {event.median_s:.3g} s"
+    done = "it is told, and goes on"
+    waiting = spares(turn.run.setup, turn.nodes)
+    if turn.run.setup.supervise.replace_stragglers and waiting and not turn.run.purpose:
+        turn.node(event.node, aside=turn.run.attempt)
+        stop_for_change(turn, "replace", f"node {event.node} is slow: {reason}")
+        done = "it is replaced"
+    turn.own(Write(record=NodeSuspected(node=event.node, reason=reason, in_row=1, done=done)))

@@ -1,0 +1,120 @@
+"""The end of an attempt: whose silence ends it, how its workers are killed, when it is over. Pure.
+
+What follows is in remedies.py.
+"""
+
+from __future__ import annotations
+
+from packtrain.core.records import NodeLost
+from packtrain.core.units import NS
+from packtrain.supervise import causes, remedies
+from packtrain.supervise.events import Finish, WrapUp, Write
+from packtrain.supervise.messages import EndWorkers, Launch, Leave
+from packtrain.supervise.state import (
+    BRINGING,
+    ENDING,
+    FINISHED,
+    LAUNCHING,
+    RUNNING,
+    WRAPPING,
+    Node,
+    Rank,
+    Trouble,
+    Turn,
+)
+
+ACTIVE = (BRINGING, LAUNCHING, RUNNING)
+ANSWER_NS = 30 * NS
+"""A node that is heard and does not do for this long what an attempt needs is treated as lost."""
+KILL_NS = 15 * NS
+"""A killed process that hangs in a dead file system goes when that comes back: nobody waits longer."""
+CARRIER_S = 10.0
+LEAVE_NS = 10 * NS
+
+
+def lost(turn: Turn, name: str, reason: str) -> None:
+    turn.node(name, here=False)
+    turn.own(Write(record=NodeLost(node=name, reason=reason)))
+    if turn.nodes[name].attempt and turn.nodes[name].attempt == turn.run.attempt:
+        gone(turn, name, "lost", f"node {name} is lost: {reason}")
+
+
+def gone(turn: Turn, name: str, kind: str, reason: str) -> None:
+    """The ranks of a node are gone with it."""
+    for number, rank in turn.ranks.items():
+        if rank.node == name and rank.status is None:
+            turn.rank(number, trouble=kind)
+    if turn.run.stage in ACTIVE:
+        end(turn, Trouble(kind=kind, reason=reason, node=name))
+
+
+def missing(turn: Turn) -> None:
+    """Nodes that are silent for too long, or do not do what they were asked to."""
+    config = turn.run.setup.supervise
+    for name, node in turn.nodes.items():
+        if not node.here:
+            continue
+        if node.silent_ns and turn.ns - node.silent_ns >= (config.node_lost_s - config.node_silent_s) * NS:
+            lost(turn, name, f"its agent is silent for {config.node_lost_s:g} s (supervise.node_lost_s)")
+    waiting = {
+        one.node for one in turn.pending
+        if isinstance(one.action, Launch) and turn.ns - one.ns >= ANSWER_NS and turn.nodes[one.node].here
+    }
+    for name in sorted(waiting):
+        if turn.run.stage in ACTIVE and turn.nodes[name].attempt == turn.run.attempt:
+            reason = f"node {name} is heard and has not started its workers in {ANSWER_NS // NS} s"
+            end(turn, Trouble(kind="launch", reason=reason, node=name))
+
+
+def end(turn: Turn, trouble: Trouble | None) -> None:
+    """Kill what is left. `trouble` None: the ranks that ended say why."""
+    reason = trouble.reason if trouble else "a worker ended"
+    for name, node in turn.nodes.items():
+        left = turn.run.stage == BRINGING or any(
+            rank.node == name and rank.status is None for rank in turn.ranks.values()
+        )
+        if node.attempt == turn.run.attempt and left:
+            turn.do(name, EndWorkers(attempt=turn.run.attempt, reason=reason))
+    turn.set(trouble=trouble)
+    turn.say(f"attempt {turn.run.attempt} ends: {reason}")
+    turn.enter(ENDING)
+
+
+def ending(turn: Turn) -> None:
+    missing(turn)
+    waited = turn.ns - turn.run.since_ns >= KILL_NS
+    living = [
+        rank for rank in turn.ranks.values() if rank.status is None and not is_gone(turn.nodes[rank.node], rank)
+    ]
+    if living and not waited:
+        return
+    for number, rank in turn.ranks.items():
+        if rank.status is None and not rank.trouble and is_gone(turn.nodes[rank.node], rank):
+            turn.rank(number, trouble="lost")
+    done = causes.cause(turn.run, turn.ranks).kind == "done"
+    turn.own(WrapUp(attempt=turn.run.attempt, done=done))
+    turn.enter(WRAPPING)
+
+
+def is_gone(node: Node, rank: Rank) -> bool:
+    """Whether nobody waits to hear how it ended."""
+    return not node.here or bool(node.silent_ns) or rank.trouble in ("lost", "agent")
+
+
+def closing(turn: Turn) -> None:
+    missing(turn)
+    waited = turn.ns - turn.run.since_ns >= round(CARRIER_S * NS) + KILL_NS
+    open_ = [
+        name for name, node in turn.nodes.items()
+        if node.attempt == turn.run.attempt and node.here and not node.silent_ns
+    ]
+    if not open_ or waited:
+        remedies.conclude(turn)
+
+
+def leaving(turn: Turn) -> None:
+    left = [one for one in turn.pending if isinstance(one.action, Leave) and turn.nodes[one.node].here]
+    if not left or turn.ns - turn.run.since_ns >= LEAVE_NS:
+        run = turn.run
+        turn.own(Finish(exit_code=run.exit_code, reason=run.reason, error=run.error))
+        turn.enter(FINISHED)

@@ -1,0 +1,375 @@
+"""All that the policy of a run knows, and the records that change it: `evolve` applies one, and concludes nothing.
+
+A log of decisions holds what changed, not how it was concluded, so that a coordinator of a later version replays it to
+the same state.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from packtrain.supervise.events import AnyEvent, Begun, Done, FromNode, Own, OwnAction, Setup
+from packtrain.supervise.messages import Action, Did
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+WAITING = "waiting"
+"""For nodes, or for a pause to be over."""
+BEGINNING = "beginning"
+"""`Begin` was asked for."""
+BRINGING = "bringing"
+"""What it restores is brought back from a mirror first."""
+LAUNCHING = "launching"
+"""Workers start, restore and say that they are ready."""
+RUNNING = "running"
+ENDING = "ending"
+"""Workers are being killed, or have ended."""
+WRAPPING = "wrapping"
+"""The workers are gone; retention and mirrors are finished."""
+CLOSING = "closing"
+"""Carriers finish the saves they took."""
+LEAVING = "leaving"
+"""The run is over: agents leave."""
+FINISHED = "finished"
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class Trouble(Struct):
+    """Why we ended an attempt. `kind`: silent, stalled, lost, agent, launch, late, differs, grace, apart, asked."""
+
+    kind: str
+    reason: str
+    node: str = ""
+    """To blame for it; empty: nobody."""
+    since_ns: int = 0
+
+
+class Run(Struct):
+    """What there is once. Limits of time are `ns` of the watched clock; 0: none is set."""
+
+    setup: Setup = Setup()
+    term: int = 0
+    stage: str = WAITING
+    since_ns: int = 0
+    """When this stage began."""
+    next_id: int = 1
+    """Of the next action."""
+    attempt: int = 0
+    """The last one begun."""
+    begin: int = 0
+    began_ns: int = 0
+    world: int = 0
+    """Nodes of this attempt."""
+    first: bool = True
+    """No attempt has begun under this log."""
+    begin_ns: int = 0
+    """The next attempt may not begin before."""
+    reason: str = "the run was asked for"
+    """Why the next attempt begins."""
+    back: int = 0
+    memory: bool = True
+    refused: int = 0
+    """Attempts in a row that could not begin."""
+    best_step: int = 0
+    """Highest completed step known before this attempt; goes back with a rollback."""
+    attempt_step: int = -1
+    highest_step: int = 0
+    """Highest completed step ever known."""
+    fruitless: int = 0
+    """Attempts in a row that completed no new step and ended by themselves."""
+    disturbed: int = 0
+    """The same, ended by a node that was lost."""
+    damaged: int = 0
+    unreadable: int = 0
+    rollbacks: int = 0
+    differed: int = 0
+    """Attempts in a row whose ranks did not agree on where to begin."""
+    launch: Launchable | None = None
+    order: int = 0
+    """The last one given in this attempt; GO is 1."""
+    purpose: str = ""
+    """Why workers were told to save and stop: stop, drain, replace, grow; empty: they were not."""
+    stopping: str = ""
+    """Who asked the run to stop."""
+    paused: bool = False
+    kill_at_ns: int = 0
+    trouble: Trouble | None = None
+    ended: int = 0
+    """Ranks of this attempt that have ended."""
+    ended_ns: int = 0
+    """When the first of them did."""
+    stacks_ns: int = 0
+    """Until when stacks are waited for."""
+    grow_ns: int = 0
+    """Since when nodes for a larger world are there."""
+    blamed: str = ""
+    blamed_in_row: int = 0
+    shared_ns: int = 0
+    """Until when a shared cause holds."""
+    cordons: tuple[float, ...] = ()
+    """Wall-clock dates of cordons that no person asked for, of the last 24 h."""
+    leaves: dict[str, float] = {}
+    """Node -> wall-clock date from which on it is not there."""
+    lemons: dict[str, int] = {}
+    """Host -> how often it was blamed, in all runs of this person."""
+    spec: int = 1
+    exit_code: int = 0
+    error: dict[str, str] = {}
+
+
+class Launchable(Struct):
+    """What `Launch` needs of the attempt that has begun."""
+
+    restore: str = ""
+    memory: bool = False
+    memory_from: dict[str, str] = {}
+    master: str = ""
+    failures: int = 0
+    node_minutes: int = 0
+
+
+class Node(Struct):
+    agent: str = ""
+    boot_id: str = ""
+    host: str = ""
+    procs: int = 1
+    seq: int = 0
+    """Edges of this agent that are in the log."""
+    here: bool = True
+    silent_ns: int = 0
+    """Since when it is silent; 0: it is not."""
+    back_ns: int = 0
+    """Since when it is here."""
+    slot: int = -1
+    """Place in the world: the first has rank 0. Kept from attempt to attempt where it can be."""
+    attempt: int = 0
+    """Whose workers it may still run."""
+    cordoned: str = ""
+    """By whom, or why."""
+    draining: str = ""
+    """The same; until another agent runs there, or a person takes it back."""
+    aside: int = 0
+    """Replaced after this attempt: the last to be chosen, until a later attempt on it gets further; 0: it is not."""
+    blames: int = 0
+    symptom: str = ""
+    """The last thing that went wrong on it, in one word."""
+    symptom_ns: int = 0
+    carrier: str = ""
+    """host:port of its carrier."""
+
+
+class Rank(Struct):
+    node: str
+    facts: dict[str, str] | None = None
+    """What it said when it was ready."""
+    status: int | None = None
+    """None: it has not ended."""
+    step: int = -1
+    error: dict[str, str] = {}
+    tail: str = ""
+    order: int = 0
+    """1 for the first rank that ended, 2 for the next ..."""
+    killed: bool = False
+    """We asked for its end before it was told."""
+    trouble: str = ""
+    """silent, stalled."""
+    stack: str | None = None
+
+
+class State(Struct):
+    run: Run = Run()
+    nodes: dict[str, Node] = {}
+    ranks: dict[int, Rank] = {}
+    """Of the attempt that runs."""
+    pending: dict[int, Issued] = {}
+    """Actions that were issued and are not done."""
+
+
+# --- records of the log ------------------------------------------------------------------------------
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="r"):
+    pass
+
+
+class Consumed(Record, tag="consumed"):
+    """An event, as it was heard."""
+
+    event: AnyEvent
+
+
+class Decided(Record, tag="decided"):
+    """What was concluded, in words."""
+
+    what: str
+
+
+class Changed(Record, tag="changed"):
+    """What is known now; what is not named stays."""
+
+    run: Run | UnsetType = UNSET
+    nodes: dict[str, Node] = {}
+    ranks: dict[int, Rank] = {}
+    anew: bool = False
+    """`ranks` are all there are."""
+    dropped: tuple[int, ...] = ()
+    """Actions that need not be done any more."""
+
+
+class Issued(Record, tag="issued"):
+    """An action with its id. `node` empty: of the coordinator itself."""
+
+    id: int
+    ns: int
+    node: str = ""
+    action: Action | None = None
+    own: OwnAction | None = None
+
+
+AnyRecord = Consumed | Decided | Changed | Issued
+
+ANSWERED = ("begin", "bring_back", "wrap_up")
+"""Own actions that stay to be done until an event says that they are; the others are said once."""
+
+
+def evolve(state: State, record: AnyRecord) -> State:
+    """The state after a record. Pure, and all that a replay does."""
+    match record:
+        case Consumed():
+            return _consumed(state, record.event)
+        case Decided():
+            return state
+        case Changed():
+            return _changed(state, record)
+        case Issued():
+            run = change(state.run, next_id=record.id + 1)
+            kept = record.own is None or is_answered(record.own)
+            return change(state, run=run, pending={**state.pending, record.id: record} if kept else state.pending)
+
+
+def is_answered(own: Own) -> bool:
+    return type(own).__struct_config__.tag in ANSWERED
+
+
+def change(struct: Any, **fields: Any) -> Any:
+    return msgspec.structs.replace(struct, **fields)
+
+
+def _consumed(state: State, event: AnyEvent) -> State:
+    """An edge is never consumed again, and what was done is pending no longer."""
+    if isinstance(event, FromNode):
+        node = change(state.nodes[event.node], seq=event.seq)
+        state = change(state, nodes={**state.nodes, event.node: node})
+    done = state.pending.get(_done_id(event))
+    if done is None or done.node != getattr(event, "node", ""):
+        return state
+    return change(state, pending={id: one for id, one in state.pending.items() if id != done.id})
+
+
+def _done_id(event: AnyEvent) -> int:
+    match event:
+        case Begun() | Done():
+            return event.id
+        case FromNode(event=Did() as did):
+            return did.id
+    return 0
+
+
+def _changed(state: State, record: Changed) -> State:
+    return change(
+        state,
+        run=state.run if record.run is UNSET else record.run,
+        nodes={**state.nodes, **record.nodes} if record.nodes else state.nodes,
+        ranks=record.ranks if record.anew else {**state.ranks, **record.ranks} if record.ranks else state.ranks,
+        pending={id: one for id, one in state.pending.items() if id not in record.dropped}
+        if record.dropped else state.pending,
+    )
+
+
+# --- a turn: what one event leads to -----------------------------------------------------------------
+
+
+class Turn:
+    """Collects what an event changes, so that rules read from top to bottom. Lives inside one call of `decide`."""
+
+    def __init__(self, state: State, ns: int, wall_s: float = 0.0) -> None:
+        self._before = self._state = state
+        self.ns, self.wall_s = ns, wall_s
+        self._anew = False
+        self._said: list[AnyRecord] = []
+        self._issued: list[Issued] = []
+
+    @property
+    def run(self) -> Run:
+        return self._state.run
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        return self._state.nodes
+
+    @property
+    def ranks(self) -> dict[int, Rank]:
+        return self._state.ranks
+
+    @property
+    def pending(self) -> list[Issued]:
+        """Issued before this event or by it, and not done."""
+        return [*self._state.pending.values(), *self._issued]
+
+    def set(self, **fields: Any) -> None:
+        self._state = change(self._state, run=change(self.run, **fields))
+
+    def enter(self, stage: str) -> None:
+        self.set(stage=stage, since_ns=self.ns)
+
+    def node(self, name: str, **fields: Any) -> None:
+        node = change(self.nodes.get(name, Node()), **fields)
+        self._state = change(self._state, nodes={**self.nodes, name: node})
+
+    def rank(self, number: int, **fields: Any) -> None:
+        ranks = {**self.ranks, number: change(self.ranks[number], **fields)}
+        self._state = change(self._state, ranks=ranks)
+
+    def new_ranks(self, ranks: dict[int, Rank]) -> None:
+        self._state, self._anew = change(self._state, ranks=ranks), True
+
+    def drop(self, name: str) -> None:
+        """What was issued for a node and is not done never will be."""
+        pending = {id: one for id, one in self._state.pending.items() if one.node != name}
+        self._state = change(self._state, pending=pending)
+
+    def say(self, what: str) -> None:
+        self._said.append(Decided(what=what))
+
+    def do(self, node: str, action: Action) -> None:
+        self._issue(node=node, action=action)
+
+    def own(self, own: OwnAction) -> None:
+        self._issue(own=own)
+
+    def _issue(self, **what: Any) -> None:
+        self._issued.append(Issued(id=self.run.next_id + len(self._issued), ns=self.ns, **what))
+
+    def records(self) -> list[AnyRecord]:
+        """What changed and what was issued, in the order in which `evolve` takes them."""
+        before, after = self._before, self._state
+        changed = Changed(
+            run=UNSET if after.run == before.run else after.run,
+            nodes=_patch(before.nodes, after.nodes),
+            ranks=after.ranks if self._anew else _patch(before.ranks, after.ranks), anew=self._anew,
+            dropped=tuple(id for id in before.pending if id not in after.pending),
+        )
+        return [*self._said, *([] if changed == Changed() else [changed]), *self._issued]
+
+
+def _patch(before: dict[K, V], after: dict[K, V]) -> dict[K, V]:
+    if before is after:
+        return {}
+    return {key: value for key, value in after.items() if before.get(key) != value}

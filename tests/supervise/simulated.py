@@ -1,0 +1,499 @@
+"""A world that does not exist: nodes, agents, workers, carriers, a link and a commit log, in virtual time.
+
+What decides is shipped code: `Desk` with the policy under it on the coordinator's side, `AgentSide` on the agents'.
+Everything else is a model of what machines do, and of how they break. A seed replays a run exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from packtrain.core.contract import Word
+from packtrain.core.errors import PacktrainError
+from packtrain.core.units import NS
+from packtrain.supervise import messages as m
+from packtrain.supervise.config import SuperviseConfig
+from packtrain.supervise.delivery import AgentSide
+from packtrain.supervise.desk import Desk
+from packtrain.supervise.detect import WatchedClock
+from packtrain.supervise.events import Begin, Begun, BringBack, Done, Finish, Opened, Published, Setup, Write
+from packtrain.supervise.state import AnyRecord, State, evolve
+
+CONFIG = SuperviseConfig(
+    grace_s=10, beat_overdue_s=5, progress_s=15, go_s=20, nodes_s=10, replace_s=6, node_silent_s=2, node_lost_s=4,
+    grow_s=10, attempts_without_progress=20,
+)
+BROKEN = {"name": "world.broken", "what": "a peer is gone", "where": "", "fix": ""}
+LOOK_S = 0.5
+STEP_S = 0.5
+Node = str
+
+
+class Killed(Exception):
+    """The coordinator is gone, here and now."""
+
+
+@dataclass
+class Record:
+    kind: str
+    attempt: int
+    step: int
+    parent: int
+
+
+class Commits:
+    """What the commit log of a run promises: dense numbers, no save of an attempt after another has begun, one term."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.term = 0
+        self.refused = 0
+
+    def take_term(self) -> int:
+        self.term += 1
+        return self.term
+
+    @property
+    def attempt(self) -> int:
+        return self.records[-1].attempt if self.records else 0
+
+    def lineage(self) -> list[int]:
+        """Numbers of the saves that the log leads to, latest first."""
+        number, found = len(self.records), []
+        while number:
+            record = self.records[number - 1]
+            found += [number] if record.kind == "save" else []
+            number = record.parent
+        return found
+
+    def begin(self, back: int) -> tuple[int, int, int]:
+        """(attempt, number, step it restores)"""
+        saves = self.lineage()
+        parent = saves[min(back, len(saves) - 1)] if back and saves else len(self.records)
+        self.records.append(Record("begin", self.attempt + 1, -1, parent))
+        saves = self.lineage()
+        step = self.records[saves[0] - 1].step if saves else -1
+        self.records[-1].step = step
+        return self.attempt, len(self.records), step
+
+    def publish(self, attempt: int, step: int) -> bool:
+        if attempt != self.attempt:
+            self.refused += 1
+            return False
+        self.records.append(Record("save", attempt, step, len(self.records)))
+        return True
+
+
+@dataclass
+class Rank:
+    node: Node
+    state: str = "init"
+    """init, ready, running, silent, stalled, dead"""
+    since: float = 0.0
+
+
+@dataclass
+class World:
+    """The workers of one attempt, all over the cluster."""
+
+    attempt: int
+    step: int
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    size: int = 0
+    broken: bool = False
+    paused: bool = False
+
+
+class Agent:
+    """One incarnation on one node. Its workers die with it."""
+
+    def __init__(self, sim: Simulation, node: Node, number: int) -> None:
+        self.sim, self.node, self.token = sim, node, f"{node}.{number}"
+        self.alive = True
+        self.stopped_until = 0.0
+        self.side = AgentSide(node, self.token, sim.terms.get(node, 0))
+        self.attempt = 0
+        self.order: dict[int, tuple[int, Word]] = {}
+        self.carrier = False
+        self.told: dict[tuple[int, int], list[float]] = {}
+
+    def ranks(self) -> list[tuple[int, Rank]]:
+        world = self.sim.worlds.get(self.attempt)
+        return [(n, r) for n, r in world.ranks.items() if r.node == self.node and r.state != "dead"] if world else []
+
+    def event(self, event: m.AgentEvent) -> None:
+        if self.alive:
+            self.side.happened(self.sim.ns, event)
+
+    def look(self) -> None:
+        if not self.alive or self.sim.now < self.stopped_until:
+            return
+        self._watch_ranks()
+        sim = self.sim
+        self.side.lost(sim.ns)
+        hello = m.Hello(
+            node=self.node, agent=self.token, boot_id="b", term=self.side.term, attempt=self.attempt, version="t",
+            procs=sim.procs, host=self.node,
+        )
+        world = sim.worlds.get(self.attempt)
+        pulse = m.Pulse(
+            node=self.node, agent=self.token, attempt=self.attempt, step=world.step if world else -1, step_s=STEP_S
+        )
+        for message in self.side.due(sim.ns, hello, pulse):
+            sim.to_coordinator(self.node, message)
+
+    def _watch_ranks(self) -> None:
+        for number, rank in self.ranks():
+            if rank.state not in ("silent", "stalled"):
+                continue
+            kind = m.RankSilent if rank.state == "silent" else m.RankStalled
+            bounds = (3.0, 5.0) if rank.state == "silent" else (4.0, 8.0, 15.0)
+            told = self.told.setdefault((self.attempt, number), [])
+            for bound in bounds:
+                if self.sim.now - rank.since >= bound and bound not in told:
+                    told.append(bound)
+                    more = {} if kind is m.RankSilent else {"step": self.sim.worlds[self.attempt].step}
+                    self.event(kind(attempt=self.attempt, rank=number, seconds=bound, **more))
+
+    def receive(self, message: m.FromCoordinator) -> None:
+        if not self.alive:
+            return
+        if self.sim.now < self.stopped_until:
+            return self.sim.at(self.stopped_until, lambda: self.receive(message))
+        do = self.side.arrived(self.sim.ns, message)
+        self.sim.terms[self.node] = self.side.term
+        if do is not None:
+            self.sim.performed[self.token, do.id] += 1
+            self.perform(do)
+
+    def perform(self, do: m.Do) -> None:
+        sim, action, error = self.sim, do.action, ""
+        match action:
+            case m.Launch():
+                error = self.launch(action)
+            case m.GiveOrder():
+                self.order[action.attempt] = (action.order, action.word)
+            case m.EndWorkers():
+                for number, _ in self.ranks() if action.attempt == self.attempt else []:
+                    sim.end(self.attempt, number, -9)
+            case m.EndAttempt():
+                if action.attempt == self.attempt:
+                    for number, _ in self.ranks():
+                        sim.end(self.attempt, number, -9)
+                    self.attempt, self.carrier = 0, False
+            case m.TakeStacks():
+                self.stacks(action.attempt)
+            case m.Leave():
+                sim.later(0.5, self.leave)
+        sim.later(0.02, lambda: self.did(do.id, error))
+
+    def did(self, id: int, error: str) -> None:
+        if self.alive:
+            self.side.did(self.sim.ns, m.Did(id=id, error=error))
+
+    def launch(self, action: m.Launch) -> str:
+        sim = self.sim
+        sim.launched[self.token, action.attempt] += bool(action.ranks)
+        assert action.attempt > self.attempt, "an attempt that is over, or a second time the same"
+        for number, _ in self.ranks():  # of a coordinator that does not lead any more
+            sim.end(self.attempt, number, -9, silently=True)
+        if sim.unlaunchable.pop(self.node, 0):
+            return "no memory for a process"
+        self.attempt, self.carrier = action.attempt, True
+        self.event(m.CarrierUp(attempt=action.attempt, address=f"{self.node}:1"))
+        world = sim.worlds.setdefault(action.attempt, World(action.attempt, max(0, sim.restored[action.attempt])))
+        world.size = action.world_size
+        for number in action.ranks:
+            world.ranks[number] = Rank(self.node, since=sim.now)
+            sim.later(sim.random.uniform(0.2, 2), lambda n=number, a=action.attempt: self.ready(a, n))
+        return ""
+
+    def ready(self, attempt: int, number: int) -> None:
+        sim, rank = self.sim, self.sim.worlds[attempt].ranks[number]
+        if rank.state != "init" or not self.alive:
+            return
+        if sim.refuse_restore:
+            error = sim.refuse_restore.pop()
+            return sim.end(attempt, number, 75, error.as_dict())
+        rank.state = "ready"
+        facts = {"step": str(sim.restored[attempt]), "code": "c"}
+        if sim.differs.pop(self.node, 0):
+            facts["code"] = "other"
+        self.event(m.RankReady(attempt=attempt, rank=number, facts=facts))
+
+    def stacks(self, attempt: int) -> None:
+        for number, rank in self.ranks():
+            text = "" if rank.state == "silent" else "stuck" if number in self.sim.stuck else "all_reduce"
+            self.event(m.Stacks(attempt=attempt, rank=number, how="model", text=text))
+
+    def leave(self) -> None:
+        self.die(leaves=True)
+
+    def die(self, leaves: bool = False) -> None:
+        """Without a word; its workers with it."""
+        for number, _ in self.ranks():
+            self.sim.end(self.attempt, number, -9, silently=not leaves)
+        self.alive = False
+
+
+class MemoryLog:
+    """A log that survives its coordinator. `kill`: what to do before and after each batch."""
+
+    def __init__(self) -> None:
+        self.records: list[AnyRecord] = []
+        self.broken = False
+        self.kill: Callable[[str], None] = lambda _: None
+
+    def append(self, records: Sequence[AnyRecord], state: State) -> None:
+        if self.broken:
+            raise OSError(28, "No space left on device")
+        self.kill("append")
+        self.records += msgspec.json.decode(msgspec.json.encode(records), type=list[AnyRecord])
+        self.kill("appended")
+
+    def copy(self) -> MemoryLog:
+        other = MemoryLog()
+        other.records = list(self.records)
+        return other
+
+    def replay(self) -> State:
+        state = State()
+        for record in self.records:
+            state = evolve(state, record)
+        return state
+
+
+class Coordinator:
+    """The shell of a coordinator, with a model of everything it touches."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim, self.alive = sim, True
+        self.term = sim.commits.take_term()
+        self.log = sim.log
+        state = self.log.replay()
+        self.clock = WatchedClock(sim.watched, sim.ns)
+        self.desk = Desk(state, self.term, sim.log, self.clock.ns)
+        saves = sim.commits.lineage()
+        best = sim.commits.records[saves[0] - 1].step if saves else 0
+        self.desk.happened(Opened(
+            ns=self.clock.ns, term=self.term, setup=sim.setup, best_step=best, attempt=sim.commits.attempt
+        ))
+
+    def look(self) -> None:
+        if not self.alive:
+            return
+        sim = self.sim
+        try:
+            ns = self.clock.look(sim.ns)
+            sim.watched = ns
+            self.desk.look(ns, sim.now)
+            if self.desk.outdated:
+                self.alive = False
+                return
+            for issued in self.desk.own():
+                self.do(issued.id, issued.own)
+            for node, message in self.desk.due(sim.ns):
+                self.log.kill("send")
+                sim.to_agent(node, message)
+            assert sim.quick or self.desk.state == self.log.replay()
+        except Killed:
+            self.alive = False
+            sim.later(1, sim.start_coordinator)
+
+    def do(self, id: int, own: object) -> None:
+        sim, ns = self.sim, self.clock.ns
+        self.log.kill("own")
+        match own:
+            case Begin():
+                if sim.commits.term != self.term:
+                    self.alive = False  # and not a word to agents that may not know of the other one yet
+                    return
+                attempt, number, step = sim.commits.begin(own.back)
+                sim.restored[attempt] = step
+                self.log.kill("begun")
+                self.desk.happened(Begun(
+                    ns=ns, id=id, attempt=attempt, begin=number, step=step, rolled_back=bool(own.back)
+                ))
+            case BringBack():
+                self.desk.happened(Done(ns=ns, id=id))
+            case Write():
+                sim.journal.append(own.record)
+            case Finish():
+                self.alive = False
+                sim.finish = own if self is sim.coordinator else sim.finish
+            case _:
+                self.desk.happened(Done(ns=ns, id=id))
+
+
+class Simulation:
+    """`faults`: (second, name) in order; the run must end by itself after the last of them."""
+
+    def __init__(
+        self, seed: int = 0, nodes: int = 3, spares: int = 1, procs: int = 1, steps: int = 40,
+        worlds: tuple[int, ...] = (1, 2), loss: float = 0.0, quick: bool = True, plain: bool = False,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.quick, self.procs, self.steps, self.loss = quick, procs, steps, loss
+        self.setup = Setup(nodes=nodes, procs=procs, worlds=worlds, supervise=CONFIG, plain=plain)
+        self.now = 0.0
+        self.watched = 0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.commits, self.log = Commits(), MemoryLog()
+        self.worlds: dict[int, World] = {}
+        self.restored: dict[int, int] = {}
+        self.journal: list[object] = []
+        self.performed: Counter[tuple[str, int]] = Counter()
+        self.launched: Counter[tuple[str, int]] = Counter()
+        self.terms: dict[Node, int] = {}
+        self.cut: dict[Node, float] = {}
+        self.unlaunchable: dict[Node, int] = {}
+        self.differs: dict[Node, int] = {}
+        self.differed = False
+        self.refuse_restore: list[PacktrainError] = []
+        self.stuck: set[int] = set()
+        self.finish: Finish | None = None
+        self.old: list[Coordinator] = []
+        self.agents: dict[Node, Agent] = {}
+        self._incarnations: Counter[Node] = Counter()
+        for n in range(nodes + spares):
+            self.start_agent(f"n{n}")
+        self.coordinator = Coordinator(self)
+        self.at(0.0, self._tick)
+
+    @property
+    def ns(self) -> int:
+        return round(self.now * NS) + NS
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (when, next(self._order), call))
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.at(self.now + seconds, call)
+
+    def start_agent(self, node: Node) -> None:
+        self._incarnations[node] += 1
+        self.agents[node] = Agent(self, node, self._incarnations[node])
+
+    def start_coordinator(self) -> None:
+        if self.finish is None and not self.coordinator.alive:
+            self.coordinator = Coordinator(self)
+
+    # --- the link ---
+
+    def _passes(self, node: Node) -> bool:
+        return self.now >= self.cut.get(node, 0.0) and (not self.loss or self.random.random() >= self.loss)
+
+    def to_coordinator(self, node: Node, message: m.FromAgent) -> None:
+        if self._passes(node):
+            self.later(self.random.uniform(0.001, 0.05), lambda: self._hear(message))
+
+    def _hear(self, message: m.FromAgent) -> None:
+        if self.coordinator.alive:
+            self.coordinator.desk.hear(self.coordinator.clock.ns, message)
+        for old in self.old:
+            if old.alive:
+                old.desk.hear(old.clock.ns, message)
+
+    def to_agent(self, node: Node, message: m.FromCoordinator) -> None:
+        if self._passes(node):
+            self.later(self.random.uniform(0.001, 0.05), lambda: self.agents[node].receive(message))
+
+    # --- time ---
+
+    def _tick(self) -> None:
+        for agent in list(self.agents.values()):
+            agent.look()
+        for world in list(self.worlds.values()):
+            self._advance(world)
+        self.coordinator.look()
+        for old in self.old:
+            old.look()
+        self.later(LOOK_S, self._tick)
+
+    def run(self, until: float, steps: Callable[[], bool] = lambda: False) -> None:
+        while self._queue and self._queue[0][0] <= until and self.finish is None and not steps():
+            self.now, _, call = heapq.heappop(self._queue)
+            call()
+        if self.finish is None and not steps():
+            self.now = until
+
+    # --- workers ---
+
+    def end(self, attempt: int, number: int, status: int, error: dict | None = None, silently: bool = False) -> None:
+        world = self.worlds[attempt]
+        rank = world.ranks[number]
+        if rank.state == "dead":
+            return
+        rank.state, world.broken = "dead", True
+        if not silently:
+            ended = m.RankEnded(attempt=attempt, rank=number, status=status, step=world.step, error=error or {})
+            self.agents[rank.node].event(ended)
+
+    def _advance(self, world: World) -> None:
+        living = {number: rank for number, rank in world.ranks.items() if rank.state != "dead"}
+        if world.broken:
+            for number, rank in living.items():
+                if rank.state == "running" and self.random.random() < 0.5:
+                    self.end(world.attempt, number, 75, BROKEN)
+                elif rank.state == "running":
+                    rank.state, rank.since = "stalled", self.now
+            return
+        for number, rank in living.items():
+            self._obey_go(world, number, rank)
+        hung = [number for number, rank in living.items() if rank.state in ("silent", "stalled")]
+        if hung:
+            for rank in living.values():
+                if rank.state == "running":
+                    rank.state, rank.since = "stalled", self.now
+            return
+        whole = len(living) == world.size and all(rank.state == "running" for rank in living.values())
+        if whole and int(self.now / STEP_S) != int((self.now - LOOK_S) / STEP_S):
+            self._step(world, living)
+
+    def _obey_go(self, world: World, number: int, rank: Rank) -> None:
+        order, word = self.agents[rank.node].order.get(world.attempt, (0, Word.NONE))
+        if rank.state == "ready" and word in (Word.STOP, Word.DRAIN):
+            self.end(world.attempt, number, 75)
+        elif rank.state == "ready" and order:
+            rank.state = "running"
+
+    def _step(self, world: World, living: dict[int, Rank]) -> None:
+        orders = [self.agents[rank.node].order.get(world.attempt, (0, Word.NONE)) for rank in living.values()]
+        _, word = max(orders, key=lambda order: order[0])
+        if word in (Word.PAUSE,):
+            return
+        world.step = min(world.step + 1, self.steps)
+        stop = word in (Word.STOP, Word.DRAIN) and min(orders) == max(orders)
+        done = world.step >= self.steps
+        if stop or done or word == Word.SAVE or world.step % 10 == 0:
+            self._save(world)
+        if done or stop:
+            for number in living:
+                self.end(world.attempt, number, 0 if done else 75)
+
+    def _save(self, world: World) -> None:
+        carriers = all(self.agents[rank.node].carrier for rank in world.ranks.values())
+        new = world.step > self.restored[world.attempt]
+        if carriers and new and self.commits.publish(world.attempt, world.step) and self.coordinator.alive:
+            self.coordinator.desk.happened(Published(ns=self.coordinator.clock.ns, step=world.step))
+
+    # --- what a fault strikes ---
+
+    def running(self) -> World | None:
+        return next((w for w in reversed(self.worlds.values()) if not w.broken), None)
+
+    def some_rank(self) -> tuple[World, int] | None:
+        world = self.running()
+        living = [n for n, rank in world.ranks.items() if rank.state != "dead"] if world else []
+        return (world, self.random.choice(living)) if world and living else None
+
+    def some_node(self) -> Node:
+        return self.random.choice(sorted(self.agents))
