@@ -36,7 +36,7 @@ class Client:
     """A carrier that takes what it is offered and is done when the test says so. `lost`: it is gone."""
 
     def __init__(self):
-        self.offers, self.ended, self.lost = [], [], False
+        self.offers, self.ended, self.lost, self.reachable = [], [], False, True
 
     def offer(self, message):
         if self.lost:
