@@ -11,13 +11,18 @@ The wire: lines of JSON, both ways. A client sends
      "bytes":4096,"deadline_s":300.0,"tensors":[TensorSpec...],"boxes":[PlacedBox...],
      "data_index":1200,"plan_hash":"..","seed":0,"code_hash":"..","meta":{}}      types: checkpoint/format.py
     {"op":"retain","id":8,"grace_s":3600.0,"actions":[{"action":"purge","folder":"step-...","reason":"..."}...]}
+    {"op":"stand","id":9}
 
-and is answered at once, then once more when it is over:
+and is answered at once, then, but for `stand`, once more when it is over:
 
     {"re":"accepted","id":7}    or    {"re":"busy","id":7}            busy: nothing was taken, offer it again later
     {"re":"outcome","id":7,"ok":true,"step":1200,"commit":41,"bytes":4096,"write_s":0.8}
     {"re":"outcome","id":7,"ok":false,"step":1200,"stop":false,"error":{"name":..,"what":..,"where":..,"fix":..}}
     {"re":"outcome","id":8,"ok":true,"done":[{"action":..,"folder":..,"reason":..,"error":null}...]}
+    {"re":"stands","id":9,"saves":1,"hung":[{"path":"/run","threads":1,"s":71.5}...],"quarantine":["/scratch/run"...]}
+
+`stands`: saves under way, homes in which threads of this process hang and for how long, homes it leaves alone because
+threads of the carrier before it hung there (`--quarantine PATH`) and that have not answered yet (homes.py).
 
 `stop` true: a newer attempt began, or a later step is published; this worker is over. A line that is no such message
 closes its connection. What a client had accepted goes on when it leaves, and a client that offers the same buffer for
@@ -45,6 +50,7 @@ import msgspec
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import DEADLINE_S_MAX, CheckpointConfig
 from packtrain.checkpoint.format import PlacedBox, TensorSpec
+from packtrain.checkpoint.homes import HUNG_MAX, Homes, Hung
 from packtrain.checkpoint.mirroring import Mirroring
 from packtrain.checkpoint.publish import Gate, Part, Save, carry
 from packtrain.checkpoint.purge import execute
@@ -58,8 +64,6 @@ from packtrain.core.units import NS
 
 OPEN_SAVES_MAX = 2
 """One being written, one waiting: as many as a worker has buffers."""
-HUNG_MAX = 4
-"""Threads given up inside a dead file system before no more saves are taken."""
 LINE_BYTES_MAX = 64 << 20
 UNSENT_BYTES_MAX = 1 << 20
 HANG_S = 0.5
@@ -91,7 +95,11 @@ class Retain(msgspec.Struct, frozen=True, tag_field="op", tag="retain"):
     grace_s: float
 
 
-_decode = msgspec.json.Decoder(Offer | Retain).decode
+class Stand(msgspec.Struct, frozen=True, tag_field="op", tag="stand"):
+    id: int
+
+
+_decode = msgspec.json.Decoder(Offer | Retain | Stand).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -156,7 +164,7 @@ class Carrier:
 
     def __init__(
         self, platform: Platform, run_folder: str, begin: Commit, latest: Commit | None, listener: socket.socket,
-        mirroring: Mirroring | None = None, fall_back: Sequence[str] = (),
+        mirroring: Mirroring | None = None, homes: Homes | None = None,
     ) -> None:
         self._platform = platform
         self._run_folder = run_folder
@@ -165,8 +173,9 @@ class Carrier:
         self._saves: dict[int, _Open] = {}
         self._latest = latest
         self._mirroring = mirroring
-        self._fall_back = fall_back
-        self._hung = 0
+        self._homes = homes or Homes(platform, [run_folder])
+        self._hung: dict[_Open, int] = {}
+        """Saves given up whose own thread hangs, as in the log, and when."""
         self._retaining = False
         self._verified: set[int] = set()
         self._stops = 0
@@ -185,6 +194,7 @@ class Carrier:
         """Turn until `stop`, and then on until every save taken whole is over; what is half written then is debris."""
         if self._mirroring is not None:
             self._mirroring.start()
+        self._homes.watch()
         while self._stops == 0 or (self._stops == 1 and self._whole_saves()):
             self.turn()
         if self._mirroring is not None:
@@ -240,10 +250,13 @@ class Carrier:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 client.open = False
                 return
-            if isinstance(message, Offer):
-                self._on_offer(client, message)
-            else:
-                self._on_retain(client, message)
+            match message:
+                case Offer():
+                    self._on_offer(client, message)
+                case Retain():
+                    self._on_retain(client, message)
+                case Stand():
+                    client.send(self._stands(message.id))
 
     def _tend_clients(self) -> None:
         """Close those that are gone, and watch for room in the sockets of those with lines unsent."""
@@ -293,7 +306,7 @@ class Carrier:
         known = save.parts.get(offer.writer) if save else None
         if save is None:
             self._fail_passed_over(offer)
-            if self._stops or len(self._saves) >= OPEN_SAVES_MAX or self._hung >= HUNG_MAX:
+            if self._stops or len(self._saves) >= OPEN_SAVES_MAX or len(self._hung) >= HUNG_MAX:
                 return False
             now_ns = self._platform.boot_ns()
             save = self._saves[offer.step] = _Open(offer.step, now_ns, now_ns + int(offer.deadline_s * NS))
@@ -328,9 +341,7 @@ class Carrier:
         """In the save's thread. Whatever goes wrong is a result."""
         try:
             whole = _whole(save, self._begin)
-            return carry(
-                self._platform, self._log, self._run_folder, whole, save.gate, self._fall_back, self._warn
-            )
+            return carry(self._platform, self._log, self._run_folder, whole, save.gate, self._homes, self._warn)
         except PacktrainError as error:
             return error
         except Exception as error:  # a fault of ours must cost one save, not the carrier
@@ -348,7 +359,7 @@ class Carrier:
 
     def _on_carried(self, save: _Open, result: Commit | PacktrainError) -> None:
         if self._saves.get(save.step) is not save:
-            self._hung -= 1  # given up before; its thread has come back
+            self._hung.pop(save, None)  # given up before; its thread has come back
         elif isinstance(result, PacktrainError):
             self._fail(save, result)
         else:
@@ -362,8 +373,9 @@ class Carrier:
 
     def _fail(self, save: _Open, error: PacktrainError) -> None:
         del self._saves[save.step]
-        with suppress(OSError):  # the log may lie on the very disk that is full
-            print(error.render(), file=sys.stderr, flush=True)
+        if not self._all_hung():  # the log may lie on the very disk that hangs, or is full
+            with suppress(OSError):
+                print(error.render(), file=sys.stderr, flush=True)
         for client, ticket in save.askers:
             client.send(_failure(ticket, save.step, error))
 
@@ -378,10 +390,10 @@ class Carrier:
                 said = f"no answer from {', '.join(missing)}" if missing else "an earlier save took all its time"
                 self._fail(save, self._incomplete(save, said))
             elif save.gate.shut():
-                self._hung += 1
+                self._hung[save] = now_ns
                 self._fail(save, self._incomplete(save, "the disk hangs"))
             elif now_ns >= _expiry_ns(save) + CONFIRM_S * NS:
-                self._hung += 1
+                self._hung[save] = now_ns
                 self._fail(save, self._incomplete(save, "the commit log hangs; it may be published all the same"))
 
     def _incomplete(self, save: _Open, said: str) -> SaveFailed:
@@ -389,6 +401,23 @@ class Carrier:
             f"step {save.step} was not published: {said}", where=f"{self._run_folder}/checkpoints",
             fix="training goes on and the next save is tried as usual; see whether that disk and those ranks are well",
         )
+
+    # --- how it stands ---
+
+    def _all_hung(self) -> list[Hung]:
+        """Threads of saves that hang in a home, and those that hang on their way into the log."""
+        own = [Hung(self._run_folder, len(self._hung), min(self._hung.values()))] if self._hung else []
+        return own + self._homes.hung()
+
+    def _stands(self, ticket: int) -> dict[str, Any]:
+        now_ns = self._platform.boot_ns()
+        return {
+            "re": "stands", "id": ticket, "saves": len(self._saves), "quarantine": self._homes.quarantine,
+            "hung": [
+                {"path": one.path, "threads": one.threads, "s": (now_ns - one.since_ns) / NS}
+                for one in self._all_hung()
+            ],
+        }
 
     # --- retention ---
 
@@ -476,13 +505,15 @@ def _failure(ticket: int, step: int, error: PacktrainError) -> dict[str, Any]:
 
 
 def open_carrier(
-    platform: Platform, run_folder: str, socket_path: str, begin_number: int, config: CheckpointConfig | None = None
+    platform: Platform, run_folder: str, socket_path: str, begin_number: int, config: CheckpointConfig | None = None,
+    quarantine: Sequence[str] = (),
 ) -> Carrier:
     """Look up the attempt, make the folders, listen. Raises CommitUnknown when that record is no `begin`, Contradiction
     for a place to fall back to in the run folder.
 
     A save that an earlier carrier of this attempt published without living to say so is known from the start. Without
-    `config` nothing is mirrored, and nothing that is lost is looked for.
+    `config` nothing is mirrored, and nothing that is lost is looked for. `quarantine`: homes that the carrier before it
+    hung in.
     """
     log = CommitLog(platform, f"{run_folder}/commits")
     begin = log.read(begin_number)
@@ -490,13 +521,14 @@ def open_carrier(
         raise CommitUnknown(
             f"record {begin_number} begins no attempt", where=log.path(begin_number), fix="start the run again"
         )
-    for name in ("checkpoints", "tombstones"):
-        platform.mkdir(f"{run_folder}/{name}")
-    platform.fsync_dir(run_folder)
+    if run_folder not in quarantine:  # an earlier carrier has made them
+        for name in ("checkpoints", "tombstones"):
+            platform.mkdir(f"{run_folder}/{name}")
+        platform.fsync_dir(run_folder)
     last = log.last()
     latest = last if last is not None and (last.kind, last.attempt) == ("save", begin.attempt) else None
     mirroring = None if config is None else Mirroring(platform, run_folder, begin.attempt, config)
-    homes = _homes(platform, run_folder, log, config)
+    homes = Homes(platform, [run_folder, *_homes(platform, run_folder, log, config)], quarantine)
     listener = platform.stream_listener(socket_path)
     return Carrier(platform, run_folder, begin, latest, listener, mirroring, homes)
 
@@ -516,12 +548,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", required=True, help="run folder")
     parser.add_argument("--socket", required=True, help="path of the unix stream to listen on; must not exist")
     parser.add_argument("--begin", required=True, type=int, help="number of the attempt's begin record")
+    parser.add_argument("--quarantine", action="append", default=[], help="a home that the carrier before it hung in")
     parser.add_argument("--checkpoint", help="JSON of the run's checkpoint section; without it nothing is mirrored")
     args = parser.parse_args(argv)
     config = msgspec.json.decode(args.checkpoint, type=CheckpointConfig) if args.checkpoint else None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the foreground, which decides what ends when
     try:
-        carrier = open_carrier(LocalPlatform(), args.run, args.socket, args.begin, config)
+        carrier = open_carrier(LocalPlatform(), args.run, args.socket, args.begin, config, args.quarantine)
         signal.signal(signal.SIGTERM, lambda signum, frame: carrier.stop())
         signal.signal(signal.SIGUSR1, lambda signum, frame: carrier.hurry())
         if hurried:

@@ -101,6 +101,8 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Absolute folders on other disks, in order: where a save goes that the run's own disk will not take."""
     mirrors: tuple[Mirror, ...] = ()
     """Other places that published checkpoints are brought to, each with its own cadence."""
+    trusted_network: bool = False
+    """Carriers of several nodes talk in plain TCP: only where nobody else can reach or listen to that network."""
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:

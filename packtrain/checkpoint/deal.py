@@ -1,7 +1,8 @@
 """Which process reads which block of a checkpoint, and passes on which bytes to whom: a pure plan.
 
 In:   the parts' tables, and for each tensor which ranks want which boxes of it.
-Out:  for each block that anybody wants one reader among those who want it, and an order of work that all ranks share.
+Out:  for each block that anybody wants one reader among those who want it (where not all ranks can read every part:
+      among those who can, and who want it if any such does), and an order of work that all ranks share.
 Every rank computes the whole plan from the same input and so the same plan; nothing is agreed by messages.
 
     want    the bytes of one block that one rank wants of one box (`wants.py`).
@@ -72,8 +73,10 @@ class Deal:
     """The plan for `ranks` ranks."""
 
     def __init__(
-        self, tables: Sequence[PartTable], wanted: Wanted, ranks: int, bounds: Bounds = Bounds()  # noqa: B008
+        self, tables: Sequence[PartTable], wanted: Wanted, ranks: int, bounds: Bounds = Bounds(),  # noqa: B008
+        readers: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        """`readers`: of each part the ranks that can read it, at least one; None: all can."""
         self.ranks = ranks
         self._stored = stored(tables, wanted)
         self._boxes = {name: [box for box in wanted[name] if fmt.volume(box)] for name in self._stored}
@@ -85,9 +88,10 @@ class Deal:
         self._bytes = _sizes(tables, self._part, self._index)
         pairs = np.unique(at * ranks + wants.rank)
         tensor = _first_of(wants.tensor, at, len(blocks))
-        self._reader = _readers(pairs // ranks, pairs % ranks, self._part, tensor, self._bytes, ranks, bounds)
+        able = pairs if readers is None else _able(pairs, self._part, readers, ranks)
+        self._reader = _readers(able // ranks, able % ranks, self._part, tensor, self._bytes, ranks, bounds)
         self._order = _interleaved(self._part, self._index, tensor)
-        shared = np.bincount(pairs // ranks, minlength=len(blocks)) > 1
+        shared = np.bincount(at[self._reader[at] != wants.rank], minlength=len(blocks)) > 0
         self._stage = _stages(self._order, self._reader, np.where(shared, self._bytes, 0), ranks, bounds)
         turn = np.argsort(self._order)
         """Of each block, when its turn is."""
@@ -174,9 +178,19 @@ def _first_of(tensor: Ints, at: Ints, blocks: int) -> Ints:
     return found
 
 
+def _able(pairs: Ints, part: Ints, readers: Sequence[Sequence[int]], ranks: int) -> Ints:
+    """Of these (block, rank), as block * ranks + rank, those that can read; of blocks without one all that can."""
+    can = np.zeros((len(readers), ranks), bool)
+    for number, those in enumerate(readers):
+        can[number, list(those)] = True
+    kept = pairs[can[part[pairs // ranks], pairs % ranks]]
+    block, rank = np.nonzero(can[part] & (np.bincount(kept // ranks, minlength=len(part)) == 0)[:, None])
+    return np.union1d(kept, block * ranks + rank)
+
+
 def _readers(block: Ints, rank: Ints, part: Ints, tensor: Ints, sizes: Ints, ranks: int, bounds: Bounds) -> Ints:
-    """Of each block its reader. `block`, `rank`: who wants what, sorted. What the same ranks want of a tensor is dealt
-    to them in contiguous runs, to each what lifts it to the level of the others.
+    """Of each block its reader. `block`, `rank`: who may read what, sorted. What the same ranks may read of a tensor is
+    dealt to them in contiguous runs, to each what lifts it to the level of the others.
     """
     counts = np.bincount(block, minlength=len(sizes))
     start = np.cumsum(counts) - counts

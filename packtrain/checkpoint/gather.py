@@ -51,6 +51,10 @@ class Fabric(Protocol):
         """How each rank stands."""
         ...
 
+    def share(self, data: bytes) -> Sequence[bytes]:
+        """`data` goes to all; returned is that of each rank. Small: it is whole in the memory of all."""
+        ...
+
 
 class Alone:
     """A world of one."""
@@ -62,6 +66,9 @@ class Alone:
 
     def tell(self, status: int) -> Sequence[int]:
         return [status]
+
+    def share(self, data: bytes) -> Sequence[bytes]:
+        return [data]
 
 
 def gather(checkpoint: Checkpoint, deal: Deal, fabric: Fabric, place: Callable[[str, Boxes], None]) -> None:

@@ -1,8 +1,9 @@
 """One save, from whole buffers to a published commit. Blocking code over a Platform: the carrier runs it in a thread.
 
 A failed write gets a new try in a new folder until the deadline; no file is ever overwritten, and after a failed fsync
-nothing of that try is believed. What makes it safe to give a save up while its thread hangs in a dead file system: the
-thread must pass the save's Gate before it publishes, and a closed gate never opens again.
+nothing of that try is believed. What is written in a home is written by a thread that can be left there (homes.py): it
+only writes. What makes it safe to give a save up while its own thread hangs: that must pass the save's Gate before it
+publishes, and a closed gate never opens again.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import errno
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import FolderName, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
+from packtrain.checkpoint.homes import Hangs, Homes
 from packtrain.checkpoint.pour import pour
 from packtrain.checkpoint.purge import discard_try
 from packtrain.checkpoint.where import is_place
@@ -82,27 +86,30 @@ class Gate:
 
 
 def carry(
-    platform: Platform, log: CommitLog, run_folder: str, save: Save, gate: Gate, fall_back: Sequence[str] = (),
+    platform: Platform, log: CommitLog, run_folder: str, save: Save, gate: Gate, homes: Homes | None = None,
     told: Callable[[SaveFellBack], None] = lambda warning: None,
 ) -> Commit:
     """Write the parts, publish them. Raises CommitStale: stop; SaveFailed with the last obstacle at the deadline.
 
-    `fall_back`: homes on other disks (`where.fall_back_home`), tried in order when the run's own will not take it;
-    `told` hears when one of them was needed.
+    `homes`: tried in order, the run folder first; without them it is the only one. `told` hears when another one was
+    needed.
     """
     specs = check_parts(save)
-    written = _written(platform, (run_folder, *fall_back), save, specs, gate)
+    written = _written(platform, homes or Homes(platform, [run_folder]), save, specs, gate)
     if not gate.go_through():
         discard_try(platform, f"{written.home}/checkpoints/{written.folder}")
         raise _failed(save, run_folder, "the disk was too slow")
     commit = _published(platform, log, run_folder, save, written)
-    if commit.place:
+    if commit.place and commit.folder == written.folder:
         told(_fell_back(save, run_folder, written))
     return commit
 
 
 def _published(platform: Platform, log: CommitLog, run_folder: str, save: Save, written: _Written) -> Commit:
     """Try until the deadline. Once a link was tried it may be published, whatever is heard: then the folder stays.
+
+    What the carrier before this one published without living to say so is published: the state of a step of an attempt
+    is one.
     """
     place = "" if written.home == run_folder else written.home
     pause, links = _Pause(platform, save.end_ns), log.links_tried
@@ -113,10 +120,21 @@ def _published(platform: Platform, log: CommitLog, run_folder: str, save: Save, 
             except CommitUnknown as error:
                 if not pause.wait():
                     raise _failed(save, run_folder, f"written but not confirmed as published: {error.what}") from error
-    except (CommitStale, SaveFailed):
+    except (CommitStale, SaveFailed) as error:
         if log.links_tried == links:
             discard_try(platform, f"{written.home}/checkpoints/{written.folder}")
-        raise
+        before = _published_before(log, save) if isinstance(error, CommitStale) else None
+        if before is None:
+            raise
+        return before
+
+
+def _published_before(log: CommitLog, save: Save) -> Commit | None:
+    with suppress(CommitUnknown):
+        last = log.last()
+        if last is not None and (last.kind, last.attempt, last.step) == ("save", save.attempt, save.step):
+            return last
+    return None
 
 
 def check_parts(save: Save) -> list[TensorSpec]:
@@ -149,21 +167,31 @@ class _Written(NamedTuple):
     """Why the homes before would not take it."""
 
 
-def _written(
-    platform: Platform, homes: Sequence[str], save: Save, specs: list[TensorSpec], gate: Gate
-) -> _Written:
-    """Try one home after the other. All but the last get a few tries and half of the time that is left."""
-    obstacles: list[str] = []
-    for rank, home in enumerate(homes):
-        is_last = rank == len(homes) - 1
-        now_ns = platform.boot_ns()
+def _written(platform: Platform, homes: Homes, save: Save, specs: list[TensorSpec], gate: Gate) -> _Written:
+    """Try one home after the other. All but the last get a few tries and half of the time that is left.
+
+    One that hangs is left with the thread in it, so the next has what is left of the time, too.
+    """
+    usable = homes.usable()
+    hung = [home for home in homes.paths if home not in usable]
+    obstacles = [f"{home}: it hangs, so it is left alone until it answers" for home in hung]
+    for home in usable:
+        is_last = home == usable[-1]
+        rank, now_ns = homes.paths.index(home), platform.boot_ns()
         end_ns = save.end_ns if is_last else now_ns + max(0, save.end_ns - now_ns) // 2
+        write = partial(_written_in, platform, home, save, specs, gate, rank, end_ns, 0 if is_last else HOME_TRIES)
         try:
-            folder, digest = _written_in(platform, home, save, specs, gate, rank, end_ns, 0 if is_last else HOME_TRIES)
+            folder, digest = homes.within(home, write, end_ns, partial(_discard, platform, home))
             return _Written(home, folder, digest, tuple(obstacles))
-        except _HomeFailed as error:
-            obstacles.append(str(error) if len(homes) == 1 else f"{home}: {error}")
-    raise _failed(save, homes[0], "; ".join(obstacles))
+        except (_HomeFailed, Hangs) as error:
+            obstacle = "the disk hangs" if isinstance(error, Hangs) else str(error)
+            obstacles.append(obstacle if len(homes.paths) == 1 else f"{home}: {obstacle}")
+    raise _failed(save, homes.paths[0], "; ".join(obstacles))
+
+
+def _discard(platform: Platform, home: str, written: tuple[str, str]) -> None:
+    """What a thread wrote that came back when nobody waited for it any more."""
+    discard_try(platform, f"{home}/checkpoints/{written[0]}")
 
 
 def _written_in(
@@ -225,6 +253,7 @@ def _write_try(
         platform.write_new(f"{path}/{fmt.MANIFEST}", manifest)
         platform.fsync_dir(path)
         platform.fsync_dir(checkpoints)
+        check()
     except Exception:
         discard_try(platform, path)
         raise
@@ -328,7 +357,8 @@ def _obstacle(error: OSError) -> str:
 def _failed(save: Save, run_folder: str, obstacle: str) -> SaveFailed:
     return SaveFailed(
         f"step {save.step} was not published by its deadline: {obstacle}", where=f"{run_folder}/checkpoints",
-        fix="free space there, or lower checkpoint.keep_last; training goes on and the next save is tried as usual",
+        fix="free space there, or lower checkpoint.keep_last; where it hangs, see why; training goes on and the next "
+        "save is tried as usual",
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packtrain.checkpoint import format as fmt
-from packtrain.checkpoint import slots
+from packtrain.checkpoint import recall
 from packtrain.checkpoint.asked import pins
 from packtrain.checkpoint.blocks import Block, Blocks, as_damaged, as_unreadable, read_stored
 from packtrain.checkpoint.commits import RECORD_BYTES_MAX, Commit, CommitLog, parse_record
@@ -58,12 +58,15 @@ class Checkpoint:
     """An open checkpoint: manifest and tables checked against the digest, boxes known to tile every tensor."""
 
     def __init__(
-        self, platform: Platform, folder: str, manifest: Manifest, tables: list[PartTable], published: bool = True
+        self, platform: Platform, folder: str, manifest: Manifest, tables: list[PartTable], published: bool = True,
+        readers: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.manifest = manifest
         self.folder = folder
         self.published = published
         """False: it is held in memory and nowhere else."""
+        self.readers = readers
+        """Of each part the processes that can read it, by their numbers in their world; None: all can read all."""
         self.specs = {spec.name: spec for spec in manifest.tensors}
         self._platform = platform
         self._tables = tables
@@ -195,17 +198,21 @@ def open_restore(platform: Platform, run_folder: str, number: int, digest: str) 
 
 
 @contextmanager
-def restoring(platform: Platform, run_folder: str, number: int, digest: str) -> Iterator[Checkpoint]:
+def restoring(
+    platform: Platform, run_folder: str, number: int, digest: str, share: recall.Share = recall.alone
+) -> Iterator[Checkpoint]:
     """Open what PACKTRAIN_RESTORE names, to be read inside: a save, or what a `begin` names in memory.
 
-    Raises as `open_restore` and `Checkpoint.read`; of memory SlotDamaged in their place.
+    All processes of a world come here together: `share` lets each tell all of the slots on its node. Raises as
+    `open_restore` and `Checkpoint.read`; of memory SlotDamaged in their place.
     """
     commit = CommitLog(platform, f"{run_folder}/commits").read(number)
     if commit is None or commit.memory is None or commit.memory[2] != digest:
         yield open_restore(platform, run_folder, number, digest)
         return
-    with slots.distrusting(platform, run_folder, commit):
-        yield Checkpoint(platform, *slots.opened(platform, run_folder, commit), published=False)
+    with recall.distrusting(platform, run_folder, commit):
+        folder, manifest, tables, readers = recall.opened(platform, run_folder, commit, share)
+        yield Checkpoint(platform, folder, manifest, tables, published=False, readers=readers)
 
 
 def verify_commit(

@@ -3,8 +3,9 @@
 The worker never opens a durable disk, so a dead file system cannot hold it. Buffers are reused save after save, their
 pages warm and their headers written once. Why no image is ever read half filled: a buffer is offered only when it is
 whole, and is not touched again until its outcome has come. A worker killed while filling has offered nothing; one
-killed later leaves a whole image behind. A carrier that is given up (it may only hang, and read on later) keeps the old
-file's name to itself: the saver drops that file and goes on under a new name, and so does every new attempt.
+killed later leaves a whole image behind. A carrier that is given up (it may only hang, and read on later) reads
+what it was offered or nothing: the saver offers that file again to the next carrier, then drops it and goes on under a
+new name, and so does every new attempt.
 
 With a memory tier (slots.py) there are three buffers, and each state copied gets a record: one slot is whole, one is
 being filled, one is written away. A save on disk is offered from the slot of its step where there is one.
@@ -62,8 +63,12 @@ class _Pending:
     offered_ns: int
     buffer: Buffer
     deadline_s: float
+    message: dict[str, Any]
     stall_s: float = 0.0
     given_up: bool = False
+    """Told to have failed; an outcome may come all the same."""
+    lost: bool = False
+    """Its carrier was lost: it is offered again to the next one."""
 
 
 class Saver:
@@ -146,7 +151,9 @@ class Saver:
             return None
         stall_s = (self._platform.boot_ns() - begun_ns) / NS
         offered_ns = self._platform.boot_ns()
-        self._pending[self._ticket] = _Pending(step, layout.bytes_total, offered_ns, buffer, deadline_s, stall_s)
+        self._pending[self._ticket] = _Pending(
+            step, layout.bytes_total, offered_ns, buffer, deadline_s, message, stall_s
+        )
         buffer.held = True
         return self._ticket
 
@@ -204,6 +211,8 @@ class Saver:
         """Drop the buffers. Those of saves that have not ended stay, for the carrier, and so does the slot that holds
         more than was published: the next attempt may begin from it."""
         self._wait_for_record()
+        for ticket in [ticket for ticket, pending in self._pending.items() if pending.lost]:
+            self._release(ticket)
         published = self._published.step if self._published is not None else -1
         for buffer in self._buffers:
             needed = buffer is self._whole and buffer.step > published
@@ -220,6 +229,8 @@ class Saver:
     def _hear(self) -> None:
         for outcome in self._client.outcomes():
             self._settle(outcome)
+        for ticket in [ticket for ticket, pending in self._pending.items() if pending.lost]:
+            self._offer_again(ticket, self._pending[ticket])
 
     def _holds(self, step: int) -> Buffer | None:
         """The slot filled last, if it holds this step: no second copy is made."""
@@ -318,10 +329,9 @@ class Saver:
 
     def _leave(self, buffer: Buffer) -> None:
         """To a carrier that may read on; what a restart would take stays where it is, and is not filled again."""
-        if self._crew is None:
+        buffer.lent = True
+        if self._crew is None and not buffer.held:
             buffer.renew(self._platform)
-        else:
-            buffer.lent = True
 
     def _skip(self, reason: str) -> None:
         self.skipped += 1
@@ -335,13 +345,13 @@ class Saver:
     # --- outcomes ---
 
     def _settle(self, outcome: dict[str, Any]) -> None:
-        pending = self._pending.pop(outcome["id"], None)
+        if outcome.get("ok") is None:
+            self._lost(outcome)
+            return
+        pending = self._release(outcome["id"])
         if pending is None:
             return
-        pending.buffer.held = False
-        published = outcome.get("ok") is True
-        if not published and outcome.get("ok") is None:
-            self._leave(pending.buffer)  # no outcome of the carrier's own: it was lost, and may read on
+        published = outcome["ok"] is True
         error = None if published else dict(outcome.get("error") or {})
         result = _result(
             outcome["id"], pending, int(outcome.get("commit") or 0), float(outcome.get("write_s") or 0.0), error
@@ -350,6 +360,38 @@ class Saver:
             self._published = result
         if published or not pending.given_up:
             self._results.append(result)
+
+    def _release(self, ticket: int) -> _Pending | None:
+        """It has ended: nobody needs its buffer, and one that a lost carrier may read on is not filled again."""
+        pending = self._pending.pop(ticket, None)
+        if pending is not None:
+            pending.buffer.held = False
+            if pending.buffer.lent:
+                self._leave(pending.buffer)
+        return pending
+
+    def _lost(self, outcome: dict[str, Any]) -> None:
+        """No outcome of the carrier's own: it was lost and may read on. Told as failed, and offered to the next one."""
+        ticket = outcome["id"]
+        pending = self._pending.get(ticket)
+        if pending is None:
+            return
+        self._leave(pending.buffer)
+        pending.lost = True
+        if not pending.given_up:
+            pending.given_up = True
+            self._results.append(_result(ticket, pending, error=dict(outcome.get("error") or {})))
+
+    def _offer_again(self, ticket: int, pending: _Pending) -> None:
+        """The same image, where its time is not over and nothing later went its way: steps go forward."""
+        left_s = pending.deadline_s - (self._platform.boot_ns() - pending.offered_ns) / NS
+        later = [one.step for one in self._pending.values() if not one.lost]
+        newest = max([self._published.step if self._published is not None else -1, *later], default=-1)
+        if left_s <= DEADLINE_S_MIN or newest >= pending.step:
+            self._release(ticket)
+        elif self._client.reachable:
+            with suppress(CarrierLost):  # the next one may take it
+                pending.lost = self._client.offer(pending.message | {"deadline_s": left_s}) != "accepted"
 
     def _no_outcome(self, pending: _Pending) -> dict[str, str]:
         return SaveFailed(

@@ -1,22 +1,27 @@
 """The memory tier: files of each writer on tmpfs, and the records that say which of them hold a whole state.
 
-    /dev/shm/packtrain-<user>-<run>/            0700, one folder a run
+    /dev/shm/packtrain-<user>-<run>-<node>/           0700, one folder a run and node
       r00000.a0007.1.g0         an image, byte for byte that of a checkpoint
       r00000.a0007.1.g0.json    Slot: whose state, of which step, and the crc32c of each of its blocks
+    /dev/shm/packtrain-<user>-<run>-<node>.peers/     the same, kept for another node (holding.py)
 
 A slot is whole when its record is there. The record goes before the image is touched and comes back, by one rename,
 when all of it was copied and summed; so a worker that is killed at any moment leaves no record or a true one, and what
 it had copied before stays usable. Slots are no commits and no copies: an attempt may begin from what every writer of
 the last begun attempt holds, and its `begin` names that by a digest over the records. The digest vouches for the
 records, a record for each block: what changed since is found before it is used.
+
+Where an attempt has several nodes each has the slots of its own writers. Each says what it holds (`held`), `choose`
+finds the newest step that is whole over all of them, and `recall.py` reads it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,9 +29,8 @@ import numpy as np
 
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.commits import Commit, CommitLog
-from packtrain.checkpoint.format import ImageLayout, LocalTensor, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
+from packtrain.checkpoint.format import ImageLayout, LocalTensor, PlacedBox, TensorSpec
 from packtrain.core.bulk import Mapped
-from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, SlotDamaged
 from packtrain.core.memory import left_for
 from packtrain.core.platform import Platform
 from packtrain.core.units import bytes_text
@@ -38,6 +42,8 @@ MEMORY_SHARE_MAX = 0.5
 """Of what is left there."""
 RECORD = ".json"
 RECORD_BYTES_MAX = 1 << 30
+NAMED_MAX = 4
+"""Writers that a sentence lists."""
 
 Memory = tuple[int, int, str]
 """As `Commit.memory`: attempt, step, digest over the records of all writers."""
@@ -72,12 +78,27 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """data_index, plan_hash, seed, code_hash and meta of a manifest."""
 
 
-class Held(NamedTuple):
+class Whole(NamedTuple):
     """A slot that was found whole. `sha256`: of its record."""
 
     image: str
     slot: Slot
     sha256: str
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """That a node has a whole slot, as it tells whoever begins the next attempt."""
+
+    begin: str
+    attempt: int
+    step: int
+    writer: str
+    node: str
+    """Where it lies."""
+    sha256: str
+    """Of its record."""
+    own: bool
+    """It lies where the workers of that node look; False: it is kept there for a peer."""
 
 
 class Buffer:
@@ -145,10 +166,15 @@ class Buffer:
 # --- where ---------------------------------------------------------------------------------------------
 
 
-def memory_folder(run_folder: str) -> str:
-    """In memory, of this user and this run alone."""
+def memory_folder(run_folder: str, node: str) -> str:
+    """In memory, of this user and this run on this node alone: several nodes may be one machine."""
     name = hashlib.sha256(os.path.realpath(run_folder).encode()).hexdigest()[:16]
-    return f"{MEMORY_FOLDER}/packtrain-{os.getuid()}-{name}"
+    return f"{MEMORY_FOLDER}/packtrain-{os.getuid()}-{name}-{node}"
+
+
+def peer_folder(run_folder: str, node: str) -> str:
+    """What this node keeps for others; their workers never look here."""
+    return f"{memory_folder(run_folder, node)}.peers"
 
 
 def choose_buffer_folder(
@@ -160,7 +186,7 @@ def choose_buffer_folder(
     `writer` left in either place goes first, but for what `begun` restores: it is no reason to find too little room.
     A folder in memory must be ours alone: anybody may make names there.
     """
-    folder, beside = memory_folder(run_folder), f"{run_folder}/buffers"
+    folder, beside = memory_folder(run_folder, platform.node()), f"{run_folder}/buffers"
     kept = adoptable(platform, folder, begun, writer) if writer is not None else None
     for candidate in (folder, beside) if writer is not None else ():
         with suppress(OSError):
@@ -195,7 +221,7 @@ def _slots(image_bytes: int, room: float, where: str, wanted: bool) -> tuple[boo
     return False, f"no copies in memory: {SLOTS} x {bytes_text(image_bytes)} is over half of the {left}"
 
 
-def drop_left_behind(platform: Platform, folder: str, writer: str, kept: Held | None = None) -> None:
+def drop_left_behind(platform: Platform, folder: str, writer: str, kept: Whole | None = None) -> None:
     """Images of this writer's earlier attempts: what still reads them can publish nothing any more."""
     names = () if kept is None else (kept.image, kept.image + RECORD)
     for name in platform.listdir(folder):
@@ -226,39 +252,125 @@ def look(platform: Platform, run_folder: str, log: CommitLog) -> Found:
     if begun is None or begun.kind == "moved":
         return Found()
     try:
-        held = held_in(platform, memory_folder(run_folder))
+        here = held(platform, run_folder)
     except OSError as error:
         return Found(None, f"memory cannot be looked at: {error}")
-    whole = _whole(held, begun)
-    if not whole and any(one.slot.begin == begun.nonce for one in held):
-        return Found(None, "memory holds no whole step of the last attempt")
-    return _newest(whole, point.step if point is not None else -1)
+    chosen = choose([one for one in here if one.own], begun, point.step if point is not None else -1)
+    return Found(chosen.memory, chosen.note if chosen.memory or chosen.lacking else "")
 
 
-def _newest(whole: dict[int, tuple[int, str]], on_disk: int) -> Found:
-    step = max(whole, default=-1)
+class Chosen(NamedTuple):
+    """What the next attempt may begin from, in the memory of several nodes."""
+
+    memory: Memory | None = None
+    holders: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    """Writer -> the nodes that have its slot, those first where a worker finds it."""
+    note: str = ""
+    """Why this, or why nothing."""
+    lacking: tuple[str, ...] = ()
+    """Where no step is whole: the writers whose slot nobody has, of the step that lacks fewest."""
+
+
+def choose(helds: Collection[Held], begun: Commit, on_disk: int = -1) -> Chosen:
+    """The newest step of which every writer of `begun`, the last attempt, has a slot somewhere. `on_disk`: the newest
+    step there; what is no newer is not taken.
+
+    An attempt that began from memory and holds nothing of its own yet may be begun again from the same. Copies of one
+    slot have one record; a step of which a writer has two different ones is passed over: nobody can tell which is good.
+    """
+    steps = _steps(helds, begun)
+    whole = {step: found for step, found in steps.items() if set(found) == set(begun.writers)}
+    again = _named(helds, begun.memory) if begun.memory is not None else {}
+    if begun.memory is not None and again:
+        whole[begun.memory[1]] = again
+    if not whole:
+        return _lacking(steps, begun)
+    step = max(whole)
     if step <= on_disk:
-        return Found()
-    attempt, digest = whole[step]
+        return Chosen(note=f"memory holds step {step}, and step {on_disk} is on disk")
     ahead = f"{step - on_disk} steps newer than the newest on disk" if on_disk >= 0 else "nothing is on disk yet"
-    return Found((attempt, step, digest), f"step {step} from memory: {ahead}")
+    parts = {writer: tuple(one.node for one in sorted(same, key=_nearest)) for writer, same in whole[step].items()}
+    attempt = next(iter(whole[step].values()))[0].attempt
+    memory = (attempt, step, digest_of((writer, same[0].sha256) for writer, same in whole[step].items()))
+    return Chosen(memory, parts, f"step {step} from memory: {ahead}")
 
 
-def _whole(held: Collection[Held], begun: Commit) -> dict[int, tuple[int, str]]:
-    """Step -> (attempt, digest) of what all writers hold."""
-    own = [one for one in held if one.slot.begin == begun.nonce]
-    whole = {}
-    for step in {one.slot.step for one in own}:
-        parts = [one for one in own if one.slot.step == step]
-        if {one.slot.writer for one in parts} == set(begun.writers):
-            whole[step] = (begun.attempt, digest_of(parts))
-    if begun.memory is not None and _named(held, begun.memory):
-        attempt, step, digest = begun.memory
-        whole[step] = (attempt, digest)
-    return whole
+_Parts = dict[str, list[Held]]
+"""Writer -> copies of its slot, all alike."""
 
 
-def held_in(platform: Platform, folder: str) -> list[Held]:
+def _steps(helds: Iterable[Held], begun: Commit) -> dict[int, _Parts]:
+    """What there is of each step of that attempt, but steps with two different slots of one writer."""
+    own = [one for one in helds if one.begin == begun.nonce and one.writer in begun.writers]
+    parts = ((step, _parts_of(one for one in own if one.step == step)) for step in sorted({one.step for one in own}))
+    return {step: found for step, found in parts if found}
+
+
+def _parts_of(helds: Iterable[Held]) -> _Parts:
+    """By writer; nothing where two are not alike."""
+    found: _Parts = {}
+    for one in helds:
+        found.setdefault(one.writer, []).append(one)
+    alike = all(len({one.sha256 for one in same}) == 1 for same in found.values())
+    return found if alike else {}
+
+
+def _named(helds: Iterable[Held], memory: Memory) -> _Parts:
+    """The slots that a `begin` names; none unless all of them are there as they were."""
+    attempt, step, digest = memory
+    alike = [one for one in helds if (one.attempt, one.step) == (attempt, step)]
+    for begin in sorted({one.begin for one in alike}):
+        parts = _parts_of(one for one in alike if one.begin == begin)
+        if parts and digest_of((writer, same[0].sha256) for writer, same in parts.items()) == digest:
+            return parts
+    return {}
+
+
+def _lacking(steps: Mapping[int, _Parts], begun: Commit) -> Chosen:
+    if not steps:
+        return Chosen(note="memory holds nothing of the last attempt")
+    step = max(steps, key=lambda step: (len(steps[step]), step))
+    lacking = tuple(writer for writer in begun.writers if writer not in steps[step])
+    note = f"memory holds no whole step of the last attempt: {_some(lacking)} of step {step}"
+    return Chosen(note=note, lacking=lacking)
+
+
+def _some(writers: Sequence[str]) -> str:
+    rest = f" and {len(writers) - NAMED_MAX} more" if len(writers) > NAMED_MAX else ""
+    return f"nobody has {', '.join(writers[:NAMED_MAX])}{rest}"
+
+
+def _nearest(one: Held) -> tuple[bool, str]:
+    return not one.own, one.node
+
+
+def bringing(chosen: Chosen, homes: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Node -> {writer: node to fetch its slot from}: what must move before workers restore from `chosen`. `homes`:
+    writer -> the node of the next attempt that is to read its slot; of writers without one the first holder is.
+
+    A node that keeps a slot for a peer fetches it from itself: then it lies where its workers look.
+    """
+    moves: dict[str, dict[str, str]] = {}
+    for writer, nodes in chosen.holders.items():
+        home = homes.get(writer, nodes[0])
+        moves.setdefault(home, {})[writer] = home if home in nodes else nodes[0]
+    return moves
+
+
+def held(platform: Platform, run_folder: str) -> list[Held]:
+    """What this node has, its own writers' and its peers'. Raises OSError."""
+    node = platform.node()
+    places = ((memory_folder(run_folder, node), True), (peer_folder(run_folder, node), False))
+    return [
+        Held(
+            begin=one.slot.begin, attempt=one.slot.attempt, step=one.slot.step, writer=one.slot.writer, node=node,
+            sha256=one.sha256, own=own,
+        )
+        for folder, own in places for one in held_in(platform, folder)
+    ]
+
+
+def held_in(platform: Platform, folder: str) -> list[Whole]:
     """Every slot of a run that has a true record and an image of that size. Raises OSError; none where no folder is."""
     if not platform.exists(folder) or not platform.is_private(folder):
         return []
@@ -268,103 +380,36 @@ def held_in(platform: Platform, folder: str) -> list[Held]:
         with suppress(FileNotFoundError):
             slot = parse(platform.read(image + RECORD, 0, RECORD_BYTES_MAX)) if name.endswith(RECORD) else None
             if slot is not None and platform.size(image) == slot[0].bytes:
-                found.append(Held(image, *slot))
+                found.append(Whole(image, *slot))
     return found
 
 
-def adoptable(platform: Platform, folder: str, begun: Commit | None, writer: str) -> Held | None:
-    """The slot of this writer that its attempt began from."""
+def adoptable(platform: Platform, folder: str, begun: Commit | None, writer: str) -> Whole | None:
+    """The slot of this writer that its attempt began from: the digest, over the records of all, is the reader's to see.
+    """
     if begun is None or begun.memory is None:
         return None
     with suppress(OSError):
-        return next((one for one in _named(held_in(platform, folder), begun.memory) if one.slot.writer == writer), None)
+        found = named_by(begun.memory, held_in(platform, folder))
+        return next((one for one in found if one.slot.writer == writer), None)
     return None
 
 
-def digest_of(parts: Collection[Held]) -> str:
-    """Over the records of one step, whatever order they were found in."""
-    lines = sorted(f"{one.slot.writer} {one.sha256}\n" for one in parts)
-    return fmt.sha256("".join(lines).encode())
+def named_by(memory: Memory, found: Iterable[Whole]) -> list[Whole]:
+    """Slots of its attempt and step; whether they are the very ones is for its digest to say."""
+    return [one for one in found if (one.slot.attempt, one.slot.step) == memory[:2]]
 
 
-def _named(held: Collection[Held], memory: Memory) -> list[Held]:
-    """The slots that a `begin` names; none unless all of them are there as they were."""
-    attempt, step, digest = memory
-    for begin in {one.slot.begin for one in held}:
-        parts = [one for one in held if (one.slot.begin, one.slot.attempt, one.slot.step) == (begin, attempt, step)]
-        if parts and digest_of(parts) == digest:
-            return parts
-    return []
-
-
-# --- reading -------------------------------------------------------------------------------------------
-
-
-class Opened(NamedTuple):
-    """What a reader of checkpoints needs."""
-
-    folder: str
-    manifest: Manifest
-    tables: list[PartTable]
-
-
-def opened(platform: Platform, run_folder: str, begin: Commit) -> Opened:
-    """What record `begin` names in memory, read as a checkpoint is. Raises CheckpointDamaged, CheckpointUnreadable."""
-    assert begin.memory is not None, f"record {begin.number} begins from no memory"
-    folder, (attempt, step, _) = memory_folder(run_folder), begin.memory
-    parts = _parts(platform, folder, begin.memory)
-    tensors = list(dict.fromkeys(spec for one in parts for spec in one.slot.tensors))
-    entries = [PartEntry(one.slot.writer, one.slot.bytes, "", 0, "") for one in parts]
-    manifest = Manifest(step=step, attempt=attempt, tensors=tensors, parts=entries, **parts[0].slot.about)
-    fmt.check_manifest(manifest, folder)
-    specs = {spec.name: spec for spec in tensors}
-    return Opened(folder, manifest, [_table(one, specs) for one in parts])
-
-
-def _parts(platform: Platform, folder: str, memory: Memory) -> list[Held]:
-    try:
-        parts = _named(held_in(platform, folder), memory)
-    except OSError as error:
-        raise CheckpointUnreadable(f"memory cannot be read: {error}", where=folder, fix=fmt.DAMAGED_FIX) from error
-    if not parts:
-        raise CheckpointDamaged("what the attempt began from is gone or changed", where=folder, fix=fmt.DAMAGED_FIX)
-    return parts
-
-
-def _table(one: Held, specs: dict[str, TensorSpec]) -> PartTable:
-    slot = one.slot
-    if len(slot.crc32c) != fmt.block_count(slot.bytes, slot.block_bytes):
-        raise CheckpointDamaged("the record does not fit its image", where=one.image, fix=fmt.DAMAGED_FIX)
-    for placed in slot.boxes:
-        fmt.check_placed(placed, specs.get(placed.tensor), slot.bytes, one.image)
-    return PartTable(
-        format=slot.format, writer=slot.writer, file=one.image.rpartition("/")[2], bytes=slot.bytes, sha256="",
-        block_bytes=slot.block_bytes, crc32c=list(slot.crc32c), boxes=list(slot.boxes),
-    )
-
-
-@contextmanager
-def distrusting(platform: Platform, run_folder: str, begin: Commit) -> Iterator[None]:
-    """Inside, damage ends the trust in what `begin` names: its records go, so no attempt begins from it again.
-
-    Raises SlotDamaged instead of the errors of a checkpoint: the newest save on disk is not concerned.
-    """
-    try:
-        yield
-    except (CheckpointDamaged, CheckpointUnreadable) as error:
-        assert begin.memory is not None
-        _forget(platform, memory_folder(run_folder), begin.memory)
-        raise SlotDamaged(
-            f"step {begin.memory[1]} cannot be restored from memory: {error.what}", where=error.where,
-            fix="nothing: the run goes on from its newest save on disk; where this comes again, test the memory",
-        ) from error
-
-
-def _forget(platform: Platform, folder: str, memory: Memory) -> None:
+def forget_named(platform: Platform, folder: str, memory: Memory) -> None:
+    """Nothing is to begin from these again: their records go."""
     with suppress(OSError):
-        for one in held_in(platform, folder):
-            if (one.slot.attempt, one.slot.step) == memory[:2]:
-                platform.unlink(one.image + RECORD)
+        for one in named_by(memory, held_in(platform, folder)):
+            platform.unlink(one.image + RECORD)
+
+
+def digest_of(parts: Iterable[tuple[str, str]]) -> str:
+    """Over writers and the SHA-256 of their records of one step, whatever order they were found in."""
+    return fmt.sha256("".join(sorted(f"{writer} {sha256}\n" for writer, sha256 in parts)).encode())
 
 
 # --- records -------------------------------------------------------------------------------------------

@@ -79,6 +79,8 @@ BEAT_BYTES_MAX = 4096
 READY_AGAIN_NS = 500_000_000
 GO_POLL_S = 0.02
 LINE_BYTES_MAX = 1 << 20
+LOOK_S = 0.5
+"""How often a client that waits for its carrier looks whether it is still the one."""
 
 
 def boot_ns() -> int:
@@ -454,15 +456,17 @@ class CarrierClient:
     """Hands saves to the carrier: JSON lines over a unix stream, from one thread. No call waits past its deadline.
 
     An offer carries an `id` of the caller's. It is answered `accepted` or `busy` at once; each accepted offer has
-    exactly one outcome later, a dict with that `id`. When the carrier dies, the outcome of what it had accepted says so
-    under `error` (whether it was published is then not known), and the next offer connects anew. A message with an
-    `op` of its own (retention) travels the same way.
+    exactly one outcome later, a dict with that `id`. When the carrier dies, or another one listens at its path because
+    it was given up, the outcome of what it had accepted says so under `error` (whether it was published is then not
+    known), and the next offer connects anew. A message with an `op` of its own (retention) travels the same way.
     """
 
     def __init__(self, path: str, timeout_s: float = 10.0) -> None:
         self._path = path
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
+        self._listener: tuple[int, ...] = ()
+        """Which socket the path led to when the connection was made."""
         self._partial = b""
         self._answers: dict[int, Literal["accepted", "busy"]] = {}
         self._open: set[int] = set()
@@ -481,13 +485,19 @@ class CarrierClient:
             if left_s <= 0:
                 self._lose("the carrier hangs")
                 raise self._error(f"the carrier did not answer an offer within {self._timeout_s} s")
-            self._receive(left_s)
+            self._await(left_s)
         return answer
+
+    @property
+    def reachable(self) -> bool:
+        """Whether an offer may get through: connected, or another carrier listens than the one that was lost."""
+        return self._socket is not None or self._at_path() not in ((), self._listener)
 
     def outcomes(self) -> list[dict[str, Any]]:
         """Outcomes that have arrived since the last call; does not wait."""
         while self._receive(0.0):
             pass
+        self._notice_another()
         arrived, self._outcomes = self._outcomes, []
         return arrived
 
@@ -496,7 +506,7 @@ class CarrierClient:
         deadline = time.monotonic() + timeout_s
         while (outcome := self._pop(ticket)) is None:
             left_s = max(0.0, deadline - time.monotonic())
-            self._receive(left_s)
+            self._await(left_s)
             if left_s == 0.0 or self._socket is None:
                 return self._pop(ticket)
         return outcome
@@ -526,9 +536,27 @@ class CarrierClient:
 
     def _connect(self) -> None:
         self._partial, self._answers = b"", {}
+        listener = self._at_path()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(self._timeout_s)
         self._socket.connect(self._path)
+        self._listener = listener
+
+    def _at_path(self) -> tuple[int, ...]:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return ()
+        return found.st_dev, found.st_ino, found.st_ctime_ns
+
+    def _await(self, timeout_s: float) -> None:
+        """Read once; wakes to see whether this is still the carrier, for one in a dead file system never hangs up."""
+        self._receive(min(timeout_s, LOOK_S))
+        self._notice_another()
+
+    def _notice_another(self) -> None:
+        if self._socket is not None and self._at_path() not in ((), self._listener):
+            self._lose("the carrier was given up, and another one took its place")
 
     def _answer(self, ticket: int) -> Literal["accepted", "busy"] | None:
         """An offer that was given up closed its connection, so no answer to it can come later."""

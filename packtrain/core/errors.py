@@ -263,6 +263,12 @@ class CarrierLost(AgainError):
     name = "checkpoint.carrier_lost"
 
 
+class PeerLost(AgainError):
+    """The carrier of another node cannot be reached, does not answer, or answers nonsense."""
+
+    name = "checkpoint.peer_lost"
+
+
 class CommitUnknown(AgainError):
     """The state of the commit log cannot be known now; no attempt may begin on it."""
 

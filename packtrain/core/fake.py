@@ -441,6 +441,14 @@ class FakePlatform(Platform):
 
         return self.step("stream_connect", path, connect)
 
+    # --- the network: this machine has none ---
+
+    def tcp_listener(self, host: str) -> FakeSocket:
+        raise os_error(errno.ENETDOWN, host)
+
+    def tcp_connect(self, host: str, port: int, timeout_s: float) -> FakeSocket:
+        raise os_error(errno.ENETDOWN, host)
+
     def send_datagram(self, path: str, data: bytes) -> None:
         """What a program that beats does (its client has no Platform); raises as a non-blocking sendto would."""
 

@@ -1,4 +1,4 @@
-"""The one door to the outside: clock, sleep, randomness, files, processes and unix sockets.
+"""The one door to the outside: clock, sleep, randomness, files, processes and sockets.
 
 Everything that decides is pure; whatever touches the machine does it through a `Platform` it was handed, so that
 tests and the simulator can hand in another world (`core/fake.py`). All file errors are `OSError` with an `errno`,
@@ -27,6 +27,8 @@ from packtrain.core.bulk import Crew, DirectImage, Image, Mapped, MappedFile, Th
 NODE_CHARS_MAX = 64
 SOCKET_PATH_BYTES_MAX = 107
 """What sockaddr_un holds on Linux, less the final NUL (unix(7))."""
+BACKLOG = 64
+"""Connections the kernel holds for a listener that has not accepted them yet."""
 SHIM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.py")
 
 
@@ -192,6 +194,14 @@ class Platform(ABC):
 
     @abstractmethod
     def stream_connect(self, path: str, timeout_s: float) -> socket.socket: ...
+
+    # --- the network ---
+    @abstractmethod
+    def tcp_listener(self, host: str) -> socket.socket:
+        """On a free port of that address of this node."""
+
+    @abstractmethod
+    def tcp_connect(self, host: str, port: int, timeout_s: float) -> socket.socket: ...
 
     # --- conveniences, built on the above ---
     def write_new(self, path: str, data: bytes, mode: int = 0o644) -> None:
@@ -428,7 +438,7 @@ class LocalPlatform(Platform):
     def stream_listener(self, path: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         _bind(sock, path)
-        sock.listen(64)
+        sock.listen(BACKLOG)
         return sock
 
     def stream_connect(self, path: str, timeout_s: float) -> socket.socket:
@@ -441,6 +451,18 @@ class LocalPlatform(Platform):
             sock.close()
             raise
         return sock
+
+    def tcp_listener(self, host: str) -> socket.socket:
+        return socket.create_server((host, 0), family=_family(host), backlog=BACKLOG)
+
+    def tcp_connect(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        sock = socket.create_connection((host, port), timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _as_bytes(data: bytes | memoryview) -> memoryview:

@@ -35,6 +35,7 @@ from packtrain.core.records import RestoreDone
 from packtrain.core.units import NS, bytes_text
 from packtrain.data.loader import Loader, Prefetcher, check_held_out, open_loader
 from packtrain.data.tokenizer import check_foreign
+from packtrain.train.fabric import between
 from packtrain.train.flops import measure_peak
 from packtrain.train.gate import Gate
 from packtrain.train.heldout import HeldOut
@@ -183,7 +184,8 @@ def _state(desk: Desk, mesh: Mesh, loader: Loader, gate: Gate) -> tuple[State, S
                 state = state._replace(params=())  # what was drawn gives room to what is read
                 state = state._replace(params=import_params(weights, spec, mesh))
         return state, Standing(), (-1, 0)
-    found = restoring(desk.platform, desk.place.run, restore.commit, restore.digest)
+    share = between(sorted({device.process_index for device in mesh.devices.flat})).share
+    found = restoring(desk.platform, desk.place.run, restore.commit, restore.digest, share)
     with desk.beats.during("restore"), found as checkpoint:
         check_lineage(checkpoint, gate.facts)
         with desk.beats.during("init"):

@@ -9,7 +9,15 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from packtrain.checkpoint.gather import Bytes
+from packtrain.checkpoint.gather import Alone, Bytes, Fabric
+
+SHARE_BYTES_MIN = 4096
+"""Rows of what is shared are a power of two: few programs."""
+
+
+def between(processes: Sequence[int]) -> Fabric:
+    """Of the processes of a world, in the order of their numbers."""
+    return Devices(processes) if len(processes) > 1 else Alone()
 
 
 class Devices:
@@ -33,6 +41,15 @@ class Devices:
     def tell(self, status: int) -> Sequence[int]:
         """How each rank stands."""
         return self.swap(0, np.zeros(1, np.uint8), status)[1]
+
+    def share(self, data: bytes) -> Sequence[bytes]:
+        """`data` goes to all; returned is that of each rank."""
+        sizes = self.tell(len(data))
+        row = np.zeros(1 << (max(*sizes, SHARE_BYTES_MIN) - 1).bit_length(), np.uint8)
+        row[: len(data)] = np.frombuffer(data, np.uint8)
+        replicated = NamedSharding(self._mesh, PartitionSpec())
+        rows = np.asarray(jax.jit(lambda rows: rows, out_shardings=replicated)(self._rows(row)).addressable_data(0))
+        return [rows[rank, :size].tobytes() for rank, size in enumerate(sizes)]
 
     def _rows(self, row: np.ndarray[Any, Any]) -> jax.Array:
         """This rank's row of an array that has one for each."""

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.deal import Deal
 from packtrain.checkpoint.format import Box, LocalTensor, Manifest, TensorSpec
-from packtrain.checkpoint.gather import Alone, Boxes, Fabric, gather
+from packtrain.checkpoint.gather import Boxes, gather
 from packtrain.checkpoint.interop import hf
 from packtrain.checkpoint.interval import RECENT, Cost
 from packtrain.checkpoint.reader import Checkpoint
@@ -29,7 +29,7 @@ from packtrain.core.platform import Platform
 from packtrain.core.records import ErrorSeen, MemorySaved, SaveDone
 from packtrain.core.units import NS, duration_text
 from packtrain.train.axes import ParamSpec
-from packtrain.train.fabric import Devices
+from packtrain.train.fabric import between
 from packtrain.train.model import Tree, name_of, param_specs
 from packtrain.train.rounding import DTYPES
 from packtrain.train.sections import Sections
@@ -189,8 +189,8 @@ def placed_tensors(
     devices: set[Any] = {device for place in places.values() for device in place.device_set}
     processes = sorted({device.process_index for device in devices})
     wanted = {name: _wanted(place, checkpoint.specs[name].shape, processes) for name, place in places.items()}
-    deal = Deal(checkpoint.tables, wanted, len(processes))
-    fabric: Fabric = Devices(processes) if len(processes) > 1 else Alone()
+    deal = Deal(checkpoint.tables, wanted, len(processes), readers=_ranks_of(checkpoint.readers, processes))
+    fabric = between(processes)
     placed: dict[str, jax.Array] = {}
 
     def place(name: str, boxes: Boxes) -> None:
@@ -202,6 +202,14 @@ def placed_tensors(
             place(name, {})  # no element of it belongs here
     told(Taken(deal.read_bytes(fabric.rank), deal.read_bytes(), deal.sent_bytes(fabric.rank)))
     return {name: placed[name] for name in places}
+
+
+def _ranks_of(readers: Sequence[Sequence[int]] | None, processes: Sequence[int]) -> list[list[int]] | None:
+    """Readers by their places among `processes`."""
+    ranks = {process: rank for rank, process in enumerate(processes)}
+    if readers is None:
+        return None
+    return [[ranks[process] for process in those if process in ranks] for those in readers]
 
 
 def _wanted(place: NamedSharding, shape: tuple[int, ...], processes: Sequence[int]) -> dict[Box, list[int]]:

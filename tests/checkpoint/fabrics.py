@@ -36,6 +36,9 @@ class Between:
     def tell(self, status: int) -> Sequence[int]:
         return [theirs for _, _, theirs in self._board.meet(self.rank, (-1, np.zeros(0, np.uint8), status))]
 
+    def share(self, data: bytes) -> Sequence[bytes]:
+        return [theirs for _, theirs, _ in self._board.meet(self.rank, (-2, data, 0))]
+
 
 class Board:
     """Where all ranks lay something down, and then read what all laid down."""
@@ -70,14 +73,20 @@ def world(
 
         checkpoint = checkpoints[rank]
         try:
-            gather(checkpoint, Deal(checkpoint.tables, wanted, len(checkpoints), bounds), Between(board, rank), put)
+            deal = Deal(checkpoint.tables, wanted, len(checkpoints), bounds, checkpoint.readers)
+            gather(checkpoint, deal, Between(board, rank), put)
         except Exception as error:
             failed[rank] = error
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(checkpoints))]
+    together(len(checkpoints), run)
+    return held, failed, board
+
+
+def together(ranks: int, run: Callable[[int], None]) -> None:
+    """Each rank in a thread, to its end."""
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(DEADLINE_S)
     assert not any(thread.is_alive() for thread in threads), "a rank was left waiting"
-    return held, failed, board

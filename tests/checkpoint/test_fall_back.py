@@ -16,6 +16,7 @@ from packtrain.checkpoint.commits import Commit, CommitLog, parse_record, render
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.copies import send
 from packtrain.checkpoint.courier import lost
+from packtrain.checkpoint.homes import Homes
 from packtrain.checkpoint.publish import HOME_TRIES, RANK_TRY, Gate, carry
 from packtrain.checkpoint.purge import execute
 from packtrain.checkpoint.reader import checkpoint_bytes, is_going, missing, open_checkpoint, survey, verify_commit
@@ -56,7 +57,7 @@ def refuse(platform: FakePlatform, fault: Fault, *places: str, ops: str = "creat
 
 def save(platform: FakePlatform, log: CommitLog, homes: list[str], step: int = 10) -> tuple[Commit, list[SaveFellBack]]:
     told: list[SaveFellBack] = []
-    commit = carry(platform, log, RUN, save_of(platform, 1, step), Gate(), homes, told.append)
+    commit = carry(platform, log, RUN, save_of(platform, 1, step), Gate(), Homes(platform, [RUN, *homes]), told.append)
     platform.faults = None
     return commit, told
 
@@ -173,7 +174,7 @@ def test_a_foreign_reader_finds_it(tmp_path: pathlib.Path) -> None:
     home = fall_back_home(f"{tmp_path}/scratch", f"{tmp_path}/run", first)
     part = save_of(platform, 1, 10, f"{tmp_path}/run/buffers")
     shutil.move(f"{tmp_path}/run/checkpoints", f"{tmp_path}/old")
-    commit = carry(platform, log, f"{tmp_path}/run", part, Gate(), [home])
+    commit = carry(platform, log, f"{tmp_path}/run", part, Gate(), Homes(platform, [f"{tmp_path}/run", home]))
     assert commit.place == home
     found = foreign.load().read(tmp_path / "run")
     shutil.copytree(f"{home}/checkpoints", f"{tmp_path}/run/checkpoints")
@@ -290,7 +291,8 @@ def _died(disk: FakeDisk, homes: list[str], k: int) -> bool:
 
     platform = FakePlatform(disk, faults=strike)
     try:
-        carry(platform, CommitLog(platform, f"{RUN}/commits"), RUN, save_of(platform, 1, 10), Gate(), homes)
+        log, all_homes = CommitLog(platform, f"{RUN}/commits"), Homes(platform, [RUN, *homes])
+        carry(platform, log, RUN, save_of(platform, 1, 10), Gate(), all_homes)
     except FakeCrash:
         return True
     return False

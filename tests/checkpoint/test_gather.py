@@ -6,12 +6,12 @@ import errno
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.checkpoint import format as fmt
@@ -50,8 +50,8 @@ class Saved(NamedTuple):
     manifest: Manifest
     tables: list[PartTable]
 
-    def opened(self, name: str = "reader") -> Checkpoint:
-        return Checkpoint(FakePlatform(self.disk, name), "/run", self.manifest, self.tables)
+    def opened(self, name: str = "reader", readers: Sequence[Sequence[int]] | None = None) -> Checkpoint:
+        return Checkpoint(FakePlatform(self.disk, name), "/run", self.manifest, self.tables, readers=readers)
 
 
 def saved(tensors: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]], writers: int, block_bytes: int) -> Saved:
@@ -94,12 +94,15 @@ def image_reads(one: Saved) -> int:
     return sum(op == "read" for _, op, _ in one.disk.trace)
 
 
-def check_world(one: Saved, wanted: Wanted, ranks: int, bounds: Bounds = SMALL) -> None:
-    """Each rank gets exactly what it wants, bit for bit; of the images each wanted block is read once by all."""
+def check_world(
+    one: Saved, wanted: Wanted, ranks: int, bounds: Bounds = SMALL, readers: Sequence[Sequence[int]] | None = None
+) -> None:
+    """Each rank gets exactly what it wants, bit for bit; of the images each wanted block is read once by all, and by
+    one that can."""
     before = image_reads(one)
-    held, failed, board = world([one.opened(f"rank{rank}") for rank in range(ranks)], wanted, bounds=bounds)
+    held, failed, board = world([one.opened(f"rank{rank}", readers) for rank in range(ranks)], wanted, bounds=bounds)
     assert failed == [None] * ranks
-    plan = Deal(one.tables, wanted, ranks, bounds)
+    plan = Deal(one.tables, wanted, ranks, bounds, readers)
     specs = {spec.name: spec for spec in one.manifest.tensors}
     for rank in range(ranks):
         mine = {
@@ -112,6 +115,9 @@ def check_world(one: Saved, wanted: Wanted, ranks: int, bounds: Bounds = SMALL) 
             assert same_bits(array, whole[tuple(slice(*side) for side in box)])
     reads = [(read.table, read.block) for rank in range(ranks) for stage in plan.share(rank) for read in stage.reads]
     assert len(set(reads)) == len(reads) == image_reads(one) - before
+    for rank in range(ranks):
+        tables = {read.table for stage in plan.share(rank) for read in stage.reads}
+        assert readers is None or all(rank in readers[table] for table in tables)
     assert board.largest <= bounds.window_bytes + CRC_BYTES
     assert sum(plan.read_bytes(rank) for rank in range(ranks)) == plan.read_bytes() <= sum(t.bytes for t in one.tables)
 
@@ -140,6 +146,16 @@ def test_any_layout_on_any_ranks(case) -> None:
     tensors, layouts, ranks, writers, block_bytes, bounds = case
     shapes = {name: shape for name, (_, shape, _) in tensors.items()}
     check_world(saved(tensors, writers, block_bytes), wanted_by(shapes, layouts, ranks), ranks, bounds)
+
+@settings(max_examples=30)
+@given(cases(), st.data())
+def test_ranks_that_have_not_every_image(case, data) -> None:
+    """Where each part can be read by some ranks alone, whoever wants it, the bits are the same, each block is read once
+    and by a rank that has it."""
+    tensors, layouts, ranks, writers, block_bytes, bounds = case
+    one = saved(tensors, writers, block_bytes)
+    readers = [sorted(data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))) for _ in one.tables]
+    check_world(one, wanted_by({name: t[1] for name, t in tensors.items()}, layouts, ranks), ranks, bounds, readers)
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())

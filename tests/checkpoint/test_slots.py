@@ -28,14 +28,15 @@ from packtrain.train.seat import _begin
 from tests.checkpoint.test_kills import Children, children  # noqa: F401
 from tests.checkpoint.worlds import RUN, WRITER, big_state, make_run, publish_small, same_bits, small_state
 
-FOLDER = memory_folder(RUN)
+FOLDER = memory_folder(RUN, "a")
+NODE = LocalPlatform().node()
 
 
 class Client:
     """A carrier that takes what it is offered and is done when the test says so. `lost`: it is gone."""
 
     def __init__(self):
-        self.offers, self.ended, self.lost = [], [], False
+        self.offers, self.ended, self.lost, self.reachable = [], [], False, True
 
     def offer(self, message):
         if self.lost:
@@ -177,7 +178,7 @@ def test_real_kills_while_filling(children, tmp_path, memory_disk):  # noqa: F81
                 for piece in big_state(found.memory[0], found.memory[1], 1, None):
                     assert same_bits(checkpoint.read(piece.spec.name), piece.array), kill
     finally:
-        shutil.rmtree(memory_folder(run), ignore_errors=True)
+        shutil.rmtree(memory_folder(run, NODE), ignore_errors=True)
 
 
 # --- damage --------------------------------------------------------------------------------------------
@@ -281,7 +282,8 @@ def test_only_the_last_attempt_and_only_what_is_newer():
 def test_two_runs_share_nothing(tmp_path):
     """Every run has a folder of its own, whatever way its path is written."""
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    assert memory_folder(one) != memory_folder(two) and memory_folder(one) == memory_folder(f"{two}/../one")
+    assert memory_folder(one, "a") != memory_folder(two, "a") != memory_folder(two, "b")
+    assert memory_folder(one, "a") == memory_folder(f"{two}/../one", "a")
 
 
 def test_a_log_that_was_taken_over_takes_nothing_from_memory():
@@ -468,15 +470,15 @@ def test_the_budget(tmp_path, memory_disk):
         def chosen(free, files=None, begun=begun):
             return choose_buffer_folder(Machine(free, files), run, 1000, None, begun)
 
-        assert chosen(6000) == BufferFolder(memory_folder(run), slots=True)
-        assert chosen(5999)[:3] == (memory_folder(run), "", False)
+        assert chosen(6000) == BufferFolder(memory_folder(run, NODE), slots=True)
+        assert chosen(5999)[:3] == (memory_folder(run, NODE), "", False)
         assert "3 x 1000 B is over half of the 5.9 KiB free in /dev/shm" in chosen(5999).no_slots
-        assert chosen(5999, begun=None) == chosen(6000, begun=None) == BufferFolder(memory_folder(run))
+        assert chosen(5999, begun=None) == chosen(6000, begun=None) == BufferFolder(memory_folder(run, NODE))
         tight = chosen(GIB, {"/proc/meminfo": "MemAvailable: 5 kB\n"})
         assert "of the 5.0 KiB free in this machine's memory" in tight.no_slots
         assert chosen(3999).path == f"{run}/buffers" and chosen(3999).no_slots
     finally:
-        shutil.rmtree(memory_folder(run))
+        shutil.rmtree(memory_folder(run, NODE))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ EFFECTS = {
     ("packtrain/core/contract.py", "clock"): "the client runs in anybody's job and has no Platform there",
     ("packtrain/checkpoint/purge.py", "deletes"): "the one module that deletes published data, from a plan",
     ("packtrain/checkpoint/commits.py", "deletes"): "temporary names this call made itself",
+    ("packtrain/checkpoint/homes.py", "deletes"): "the file of a probe this call made itself",
     ("packtrain/checkpoint/repair.py", "deletes"): "the temporary name of what a repair makes, never a published one",
     ("packtrain/checkpoint/interop/hf.py", "deletes"): "files of an export that failed, which this call made itself",
     ("packtrain/checkpoint/saver.py", "deletes"): "the folder of its buffers, when it is empty",

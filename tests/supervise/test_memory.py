@@ -11,16 +11,19 @@ import pytest
 
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.slots import memory_folder
+from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import AttemptBegan, ErrorSeen
 from tests.supervise.runs import drive, expected, log, records, saved_state
 
 TOY = {"steps": 40, "save_every": 10, "wait": True, "remember": True}
 
+NODE = LocalPlatform().node()
+
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path, memory_disk: None) -> Iterator[pathlib.Path]:
     yield tmp_path / "run"
-    shutil.rmtree(memory_folder(str(tmp_path / "run")), ignore_errors=True)
+    shutil.rmtree(memory_folder(str(tmp_path / "run"), NODE), ignore_errors=True)
 
 
 def begins(folder: pathlib.Path) -> list[Commit]:
@@ -44,8 +47,8 @@ def test_a_killed_worker_goes_on_from_memory(folder: pathlib.Path) -> None:
     assert began[1].note == f"step {second.step} from memory: nothing is on disk yet"
     assert began[2].note == f"step {third.step} from memory: {third.step - 20} steps newer than the newest on disk"
     damaged = next(error for error in records(folder, ErrorSeen) if error.name == "checkpoint.slot_damaged")
-    assert "tensor state" in damaged.what and memory_folder(str(folder)) in damaged.where
-    assert not os.path.exists(memory_folder(str(folder)))
+    assert "tensor state" in damaged.what and memory_folder(str(folder), NODE) in damaged.where
+    assert not os.path.exists(memory_folder(str(folder), NODE))
 
 
 def test_a_rollback_takes_nothing_from_memory(folder: pathlib.Path) -> None:

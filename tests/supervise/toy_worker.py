@@ -159,7 +159,7 @@ class Toy:
 
     def flip(self) -> None:
         """A bit of each image this attempt holds, the last one's record written first."""
-        folder = memory_folder(self.place.run)
+        folder = memory_folder(self.place.run, LocalPlatform().node())
         self.saver._wait_for_record()
         for name in os.listdir(folder):
             if not name.endswith(".json"):

@@ -11,6 +11,8 @@ import json
 import os
 import pathlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -19,7 +21,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from packtrain.checkpoint.commits import CommitLog
-from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.checkpoint.reader import Checkpoint, open_checkpoint, restoring
 from packtrain.core.contract import Place
 from packtrain.core.errors import PacktrainError
 from packtrain.core.platform import LocalPlatform
@@ -77,17 +79,29 @@ def forget_peak() -> None:
         file.write("5")
 
 
-def restored(run: str, names: list[str], case: str) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-    platform, taken = Counting(), list[Taken]()
-    commit = CommitLog(platform, f"{run}/commits").restore_point()
+@contextmanager
+def opened(platform: LocalPlatform, run: str, fabric: Devices) -> Iterator[Checkpoint]:
+    """What is in memory, if the last attempt began from there."""
+    log = CommitLog(platform, f"{run}/commits")
+    begin, commit = log.begun(), log.restore_point()
+    if begin is not None and begin.memory is not None:
+        with restoring(platform, run, begin.number, begin.memory[2], fabric.share) as checkpoint:
+            yield checkpoint
+        return
     assert commit is not None
-    platform.bytes_read = 0
+    yield open_checkpoint(platform, run, commit)
+
+
+def restored(
+    run: str, names: list[str], case: str, fabric: Devices
+) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    platform, taken = Counting(), list[Taken]()
     gc.collect()
     forget_peak()
     before = memory("VmRSS")
-    checkpoint = open_checkpoint(platform, run, commit)
-    state = placed_tensors(checkpoint, {name: place_of(name, case) for name in names}, taken.append)
-    jax.block_until_ready(state)
+    with opened(platform, run, fabric) as checkpoint:
+        state = placed_tensors(checkpoint, {name: place_of(name, case) for name in names}, taken.append)
+        jax.block_until_ready(state)
     held = sum(shard.data.nbytes for leaf in state.values() for shard in leaf.addressable_shards)
     grown = memory("VmHWM") - before
     return state, {
@@ -125,7 +139,7 @@ def main(run: str, count: str, side: str, *cases: str) -> None:
             fabric.tell(0)
             continue
         try:
-            state, said = restored(run, list(wanted), case)
+            state, said = restored(run, list(wanted), case, fabric)
             said["same"] = same(state, wanted)
             del state
         except PacktrainError as error:

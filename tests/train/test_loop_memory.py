@@ -72,7 +72,7 @@ def in_memory(folder: str, run: str, **changes: object) -> rig.Attempt:
         with restoring(platform, run, begin.number, begin.memory[2]) as checkpoint:
             made.state = restore_state(checkpoint, made.spec, rig.programs(STEPS).mesh)
             made.standing = Standing.of(checkpoint.manifest)
-    where = BufferFolder(memory_folder(run), slots=True)
+    where = BufferFolder(memory_folder(run, platform.node()), slots=True)
     made.offering = Saver(platform, where, rig.InlineCarrier(platform, run), begin.attempt, "r00000", 5.0, begin)
     return made
 
@@ -90,4 +90,4 @@ def test_a_restart_from_memory_is_the_uncut_run(tmp_path: pathlib.Path, memory_d
         assert rig.bits(resumed.run()) == final and STEPS in rig.saved_commits(run)
         assert rig.losses(rig.records(folder, StepDone)) == rig.losses(rig.records(uncut, StepDone))
     finally:
-        shutil.rmtree(memory_folder(run), ignore_errors=True)
+        shutil.rmtree(memory_folder(run, LocalPlatform().node()), ignore_errors=True)

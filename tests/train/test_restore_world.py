@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,11 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from packtrain.checkpoint import slots
 from packtrain.checkpoint.format import LocalTensor, TensorSpec
 from packtrain.checkpoint.publish import Gate, Save, carry
+from packtrain.checkpoint.saver import Saver
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import RestoreDone
 from packtrain.train.assemble import restore_line
+from tests.checkpoint.test_slots import Client
 from tests.checkpoint.worlds import make_run, part_of
 from tests.train.lowering import QUICK_FLAGS
 from tests.train.restore_worker import CASES, FLIP, tensors
@@ -59,8 +63,9 @@ def world(run: pathlib.Path, ranks: int, devices: int, *arguments: str) -> list[
     processes = []
     for rank in range(ranks):
         with open(run / f"{rank}.log", "w") as log:
+            own = {"RANK": str(rank), "PACKTRAIN_NODE": f"n{rank}"}
             processes.append(subprocess.Popen(
-                command, env=os.environ | common | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=log, text=True
+                command, env=os.environ | common | own, stdout=subprocess.PIPE, stderr=log, text=True
             ))
     try:
         said = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
@@ -94,6 +99,46 @@ def test_each_byte_is_read_once_by_all_and_all_fail_together(tmp_path: pathlib.P
     assert len(named) == 1 and named[0]["where"].endswith("part-r00001.safetensors")
     (other,) = [line for line in failed if line not in named]
     assert other["what"].startswith(f"rank {failed.index(named[0])} found damage")
+
+
+class Node(LocalPlatform):
+    """One of several on this machine."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def node(self) -> str:
+        return self.name
+
+
+def remember(run: pathlib.Path, count: int, side: int, nodes: int) -> int:
+    """The worker's tensors in the memory of so many nodes, a writer each, and an attempt that begins from there; bytes
+    of all images."""
+    log, writers = make_run(LocalPlatform(), str(run)), tuple(f"r{n:05d}" for n in range(nodes))
+    begun, helds, size = log.begin(0, writers, "n0"), list[slots.Held](), 0
+    for n, writer in enumerate(writers):
+        where = slots.BufferFolder(slots.memory_folder(str(run), f"n{n}"), slots=True)
+        saver = Saver(Node(f"n{n}"), where, Client(), 1, writer, 60.0, begun)
+        pieces = [piece for name, array in tensors(count, side).items() for piece in rows(name, array, n, nodes)]
+        assert saver.remember(1, pieces, {}) is not None
+        saver.wait_all(0.0)
+        helds += slots.held(Node(f"n{n}"), str(run))
+        size += sum(one.slot.bytes for one in slots.held_in(Node(f"n{n}"), where.path))
+    log.begin(None, writers, "n0", memory=slots.choose(helds, begun).memory)
+    return size
+
+
+@pytest.mark.timeout(DEADLINE_S + 60)
+def test_a_restore_from_the_memory_of_two_nodes(tmp_path: pathlib.Path, memory_disk: None) -> None:
+    """Two processes, each a node with the slot of one writer: whatever each wants is bit for bit what was remembered,
+    each byte read once and by the node that has it."""
+    try:
+        images = remember(tmp_path, 1, 256, nodes=2)
+        said = world(tmp_path, 2, 2, "1", "256", "both")
+        check(images, said, ["both"])
+    finally:
+        for n in range(2):
+            shutil.rmtree(slots.memory_folder(str(tmp_path), f"n{n}"), ignore_errors=True)
 
 
 @pytest.mark.soak

@@ -81,7 +81,7 @@ def test_memory_restores_under_another_mesh() -> None:
     log = CommitLog(platform, "/run/commits")
     log.probe()
     begin = log.begin(None, ("r00000",), "node")
-    where, carrier = BufferFolder(memory_folder("/run"), slots=True), rig.InlineCarrier(platform, "/run")
+    where, carrier = BufferFolder(memory_folder("/run", "a"), slots=True), rig.InlineCarrier(platform, "/run")
     saver, specs = Saver(platform, where, carrier, begin.attempt, "r00000", 5.0, begin), rig.specs()
     for step, state in ((1, rig.fresh_state(mesh_of(1))), (2, scrambled(4))):
         assert saver.remember(step, local_tensors(state, specs), {"data_index": step}) is not None
