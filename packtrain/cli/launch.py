@@ -6,9 +6,10 @@ import errno
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -20,12 +21,15 @@ from packtrain.cli import folders, spec
 from packtrain.cli.ending import complain
 from packtrain.cli.progress import watching
 from packtrain.cli.version import version
+from packtrain.cli.world import World, record, table
+from packtrain.cli.world import stay as stay_in_world
 from packtrain.core.errors import EXIT_DONE, CommitsUnfit, CommitUnknown, RunUnusable
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.monitor.fold import Facts
 from packtrain.monitor.report import bits_text, gather, store_name
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import foreground
+from packtrain.supervise.job import Job
 from packtrain.supervise.mirrors import check_places, shortfall
 from packtrain.train.sections import newest_spec
 
@@ -46,7 +50,9 @@ class Run:
     resumed: bool
 
 
-def launch(name: str | None, new: bool, wanted: RunSpec, profile_steps: int = 0) -> int:
+def launch(
+    name: str | None, new: bool, wanted: RunSpec, profile_steps: int = 0, world: World | None = None
+) -> int:
     """Create or resume the run and stay with it; the exit code. Raises RunMoved where it goes on elsewhere."""
     platform = LocalPlatform()
     run = find(name, new, wanted)
@@ -54,16 +60,23 @@ def launch(name: str | None, new: bool, wanted: RunSpec, profile_steps: int = 0)
         spec.check_data(wanted)
         chosen = pick_name(name, new, wanted)
         check_places(platform, wanted.checkpoint.mirrors, folders.named(chosen))
-        run = create(platform, chosen, wanted)
+        run = create(platform, chosen, _with_worlds(platform, wanted, folders.named(chosen), world))
     if run.resumed:
         require_here(platform, run.folder)
     if run.resumed and finished(platform, run, profile_steps):
         return EXIT_DONE
-    code = stay(platform, run, profile_steps)
+    code = stay(platform, run, profile_steps, world)
     if code == EXIT_DONE:
         print(closing(gather(platform, run.folder).facts, run.folder))
         print(f'next: packtrain sample {run.name} --prompt "def "\n      packtrain report {run.name}')
     return code
+
+
+def _with_worlds(platform: Platform, wanted: RunSpec, folder: str, world: World | None) -> RunSpec:
+    if world is None:
+        return wanted
+    with usable(folder):
+        return table(platform, wanted, folder, world, child_env())
 
 
 def closing(facts: Facts, folder: str) -> str:
@@ -168,8 +181,8 @@ def _tell_shortfall(platform: Platform, folder: str) -> None:
         complain(f"warning: {told.render()}")
 
 
-def stay(platform: Platform, run: Run, profile_steps: int = 0) -> int:
-    """Run it in the foreground; say how it ended.
+def stay(platform: Platform, run: Run, profile_steps: int = 0, world: World | None = None) -> int:
+    """Run it, in the foreground or as a world of its own; say how it ended.
 
     What is traced is an argument of the worker, not of the spec: it belongs to this command and changes no result.
     """
@@ -177,17 +190,32 @@ def stay(platform: Platform, run: Run, profile_steps: int = 0) -> int:
     check_places(platform, current.checkpoint.mirrors, run.folder)
     require_outside(current.checkpoint.fallback, run.folder)
     traced = ("--profile", str(profile_steps)) if profile_steps else ()
-    job = foreground.Job(
-        name=run.name, run_folder=run.folder, worker=(sys.executable, *WORKER, run.folder, *traced),
-        carrier=(sys.executable, *CARRIER), version=version(), env=child_env(), supervise=current.supervise,
-        checkpoint=without_itself(current.checkpoint, os.path.realpath(run.folder)),
-    )
+    common: Any = {
+        "name": run.name, "run_folder": run.folder, "worker": (sys.executable, *WORKER, run.folder, *traced),
+        "carrier": (sys.executable, *CARRIER), "version": version(), "env": child_env(),
+        "supervise": current.supervise,
+        "checkpoint": without_itself(current.checkpoint, os.path.realpath(run.folder)),
+    }
+    if world is not None:
+        return _stay_world(platform, run, current, world, common)
+    job = foreground.Job(**common)
     with watching(run.name, current.train.steps, current.train.minutes_max) as view:
         view.say(f"{'resuming' if run.resumed else 'new run'} {run.name} in {run.folder}")
         finish = foreground.run(job, platform, view)
     if finish.error is not None:
         complain(finish.error.render())
     return finish.exit_code
+
+
+def _stay_world(platform: Platform, run: Run, current: RunSpec, world: World, common: Mapping[str, Any]) -> int:
+    """The table of worlds is made anew where this command asks for another number of nodes than the last one."""
+    current = _with_worlds(platform, current, run.folder, world)
+    with usable(run.folder):
+        number = record(platform, run.folder, current)
+    job = Job(
+        **common, spec=number, nodes=world.nodes, spares=world.spares, procs=world.procs, worlds=current.train.worlds
+    )
+    return stay_in_world(platform, job, current.train.steps, current.train.minutes_max)
 
 
 def without_itself(config: CheckpointConfig, folder: str) -> CheckpointConfig:

@@ -14,7 +14,22 @@ from packtrain.core.errors import EXIT_AGAIN, INTERRUPTED
 try:
     import typer
 
-    from packtrain.cli import ckpt, data, doctor, export, first_light, report, runs, sample, shape, train
+    from packtrain.cli import (
+        attach,
+        ckpt,
+        data,
+        doctor,
+        export,
+        first_light,
+        logs,
+        ps,
+        report,
+        runs,
+        sample,
+        shape,
+        train,
+        words,
+    )
     from packtrain.cli.ending import end
 except KeyboardInterrupt:  # importing is most of a command's first second, and `end` is not there yet
     print(INTERRUPTED, file=sys.stderr, flush=True)
@@ -54,6 +69,14 @@ app.add_typer(ckpt.app, name="ckpt")
 app.command("doctor")(doctor.doctor)
 app.command("runs")(runs.runs)
 app.command("report")(report.report)
+app.command("ps")(ps.ps)
+app.command("logs")(logs.logs)
+app.command("attach")(attach.attach)
+app.command("stop")(words.stop)
+app.command("pause")(words.pause)
+app.command("resume")(words.resume)
+app.command("drain")(words.drain)
+app.command("cordon")(words.cordon)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,9 +25,16 @@ def train(
     weights: Annotated[
         str | None, typer.Option("--from", metavar="DIR", help="Begin with the model in DIR, as Hugging Face keeps it.")
     ] = None,
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="N", help="So many nodes, here.", show_default="foreground")
+    ] = 0,
+    spares: Annotated[int, typer.Option("--spares", metavar="K", help="Nodes that wait for one to fail.")] = 0,
+    procs: Annotated[int, typer.Option("--procs-per-node", metavar="P", help="Workers of a node.")] = 1,
     profile: Profile = 0,
 ) -> int:
     """Train RECIPE. The same command resumes; Ctrl-C saves and stops.
+
+    With --nodes the run lives on its own: Ctrl-C asks whether to stop it or to leave, the same command watches it.
 
     Exit codes: 0 done, 70 no progress, 75 stopped on request or try again, 78 configuration.
     """
@@ -38,4 +45,19 @@ def train(
     if extras.missing("train"):
         typer.echo(spec.text(wanted))
         extras.require("train")
-    return launch.launch(run, new, wanted, profile)
+    return launch.launch(run, new, wanted, profile, _world(nodes, spares, procs))
+
+
+def _world(nodes: int, spares: int, procs: int) -> Any:
+    """What was asked for; None: one process in the foreground. Raises UsageError."""
+    from packtrain.cli.world import World
+    from packtrain.core.errors import UsageError
+
+    if nodes == 0 and spares == 0 and procs == 1:
+        return None
+    if nodes < 1 or spares < 0 or procs < 1:
+        raise UsageError(
+            f"{nodes} nodes, {spares} spares, {procs} processes a node cannot be", where="--nodes, --spares",
+            fix="give --nodes 1 or more; spares and processes go with it",
+        )
+    return World(nodes, spares, procs)

@@ -413,6 +413,18 @@ class TermLost(AgainError):
     name = "run.term_lost"
 
 
+class CoordinatorGone(AgainError):
+    """Whoever decides for a run does not answer; agents and workers go on without it."""
+
+    name = "run.coordinator_gone"
+
+
+class NotLive(ConfigError):
+    """Asked of a run that nobody runs on this machine now."""
+
+    name = "run.not_live"
+
+
 # --- worlds ----------------------------------------------------------------------------------------
 
 

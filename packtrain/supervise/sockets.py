@@ -34,7 +34,7 @@ def _candidates(run_folder: str, env: Mapping[str, str], platform: Platform) -> 
             yield f"{base}/{name}-{platform.token(4)}"
 
 
-def _ours(path: str) -> bool:
+def is_ours(path: str) -> bool:
     """Whether `path` is a real folder, of this user and closed to all others: names in /tmp can be squatted."""
     try:
         found = os.lstat(path)
@@ -51,7 +51,7 @@ def private_folder(platform: Platform, run_folder: str, env: Mapping[str, str]) 
             continue
         with suppress(OSError):
             platform.mkdir(path, 0o700)
-        if _ours(path):
+        if is_ours(path):
             break
     else:
         raise RunUnusable(

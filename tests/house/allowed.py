@@ -23,6 +23,7 @@ EFFECTS = {
     ("packtrain/checkpoint/saver.py", "deletes"): "the folder of its buffers, when it is empty",
     ("packtrain/checkpoint/slots.py", "deletes"): "memory buffers of this writer, which are no copies",
     ("packtrain/supervise/sockets.py", "deletes"): "sockets, in a private folder this process made",
+    ("packtrain/supervise/local.py", "deletes"): "the private folder of a run's processes that have ended",
     ("packtrain/train/seat.py", "deletes"): "the same, for a worker run by hand",
     ("packtrain/train/compiled.py", "deletes"): "compiled programs, in a folder of their own, which are made again",
     ("packtrain/cli/launch.py", "deletes"): "the temporary name of a spec this call made itself",

@@ -1,0 +1,53 @@
+"""`packtrain ps`: runs that live on their own on this machine, and their nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from packtrain.core.platform import Platform
+    from packtrain.supervise.local import Live
+
+COLUMNS = ("run", "node", "state", "ranks", "step")
+
+
+def ps() -> None:
+    """List runs that live on their own here."""
+    from packtrain.cli import folders
+    from packtrain.cli.runs import table
+    from packtrain.core.platform import LocalPlatform
+    from packtrain.supervise.local import find
+
+    platform, rows = LocalPlatform(), list[tuple[str, ...]]()
+    for name in folders.run_names():
+        live = find(platform, folders.named(name))
+        rows += rows_of(platform, name, live) if live is not None else []
+    typer.echo(table([COLUMNS, *rows]) if rows else f"no run of {folders.runs_folder()} lives on its own now")
+
+
+def rows_of(platform: Platform, name: str, live: Live) -> list[tuple[str, ...]]:
+    """The run, then each of its nodes; what is not known is a dash."""
+    from packtrain.core.errors import PacktrainError
+    from packtrain.supervise.console import ask
+    from packtrain.supervise.local import agents_alive
+
+    try:
+        status = ask(platform, live.coordinator, "status")
+    except PacktrainError:
+        alive = agents_alive(platform, live)
+        return [(name, "-", "no coordinator", "-", "-"), *((name, node, "agent lives", "-", "-") for node in alive)]
+    paused = ", paused" if status.get("paused") else ""
+    first = (name, "-", f"{_text(status, 'state')}{paused}", "-", _text(status, "step"))
+    return [first, *(_row(name, node) for node in status.get("nodes", []) if isinstance(node, dict))]
+
+
+def _row(name: str, node: dict[str, Any]) -> tuple[str, ...]:
+    ranks = node.get("ranks") or []
+    return name, _text(node, "node"), _text(node, "state"), ", ".join(map(str, ranks)) or "-", _text(node, "step")
+
+
+def _text(fields: dict[str, Any], key: str) -> str:
+    value = fields.get(key)
+    return "-" if value is None or value == "" or value == -1 else str(value)

@@ -1,0 +1,184 @@
+"""Staying with a run whose coordinator and agents live on their own: show it, pass on what a person asks, and its end.
+
+Whoever watches may go at any moment: nothing that trains hangs on this process.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from packtrain.cli.progress import Live as LiveView
+from packtrain.cli.progress import Plain
+from packtrain.core.contract import PHASES, Beat
+from packtrain.core.errors import EXIT_DONE, CoordinatorGone, PacktrainError, RunUnusable, error_named
+from packtrain.core.journal import Entry, Tail
+from packtrain.core.platform import Platform
+from packtrain.core.records import ErrorSeen
+from packtrain.core.units import NS
+from packtrain.supervise import local
+from packtrain.supervise.console import ask
+from packtrain.supervise.requests import Requests, listening
+
+LOOK_S = 0.2
+STATUS_NS = NS
+ANSWER_NS = 30 * NS
+"""How long the question at Ctrl-C stands."""
+REVIVE_NS = 10 * NS
+"""A coordinator that was just started has so long to answer before another one is."""
+REVIVALS_MAX = 10
+AGENTS_NS = 5 * NS
+DETACHED = "detached"
+QUESTION = "Ctrl-C: s = save and stop, d = detach (the run goes on), any other key = stay; then Enter"
+
+
+class Watch:
+    """One person at one run."""
+
+    def __init__(self, platform: Platform, keeper: local.Keeper, view: Plain | LiveView) -> None:
+        self._platform, self._keeper, self._view = platform, keeper, view
+        self._home = keeper.live.coordinator
+        self._tail = Tail(platform, f"{keeper.live.run_folder}/journal")
+        self._begun_ns = self._heard_ns = self._agents_ns = platform.boot_ns()
+        self._asked_ns = self._status_ns = 0
+        self._revivals = 0
+        self._stopping = False
+        self._past = True
+        """Of what the journal holds already nothing is said again."""
+
+    def run(self, terminal: bool) -> local.Finish:
+        """How the run ended, or that it goes on without a watcher (exit code 0). Raises RunUnusable."""
+        with listening() as requests:
+            while True:
+                self._show()
+                finish = self._finish()
+                if finish is not None:
+                    self._show()
+                    return finish
+                if self._told(requests, terminal):
+                    return local.Finish(EXIT_DONE, DETACHED)
+                self._status()
+                self._platform.sleep(LOOK_S)
+
+    # --- what is seen ---
+
+    def _show(self) -> None:
+        with suppress(OSError):
+            entries = self._tail.poll()
+            self._view.entries(entries)
+            if not self._past:
+                self._say_warnings(entries)
+            self._past = False
+        self._view.tick(self._platform.boot_ns())
+
+    def _say_warnings(self, entries: list[Entry]) -> None:
+        for record in (entry.record for entry in entries):
+            if isinstance(record, ErrorSeen) and record.severity == "warning":
+                self._view.say(f"warning: {error_named(record.name, record.what, record.where, record.fix).render()}")
+
+    def _status(self) -> None:
+        """Once a second; a coordinator that is gone is started again, and so are agents."""
+        now = self._platform.boot_ns()
+        if now - self._status_ns < STATUS_NS:
+            return
+        self._status_ns = now
+        try:
+            status = ask(self._platform, self._home, "status")
+        except CoordinatorGone:
+            self._missed(now)
+            return
+        self._heard_ns = now
+        if (beat := beat_of(status)) is not None:
+            self._view.beat(beat)
+        self._look_at_agents(status, now)
+
+    def _look_at_agents(self, status: Mapping[str, Any], now: int) -> None:
+        if now - self._agents_ns < AGENTS_NS or self._stopping or status.get("state") not in ("waiting", "running"):
+            return
+        self._agents_ns = now
+        if dead := self._keeper.agents():
+            self._view.say(f"the agent of {', '.join(dead)} had ended; started again")
+
+    def _missed(self, now: int) -> None:
+        """Raises RunUnusable where another coordinator would end as the last one did."""
+        ended = self._keeper.ended
+        if (not ended and now - self._heard_ns < REVIVE_NS) or self._finish() is not None:
+            return
+        if self._revivals == REVIVALS_MAX or (ended and self._heard_ns == self._begun_ns):
+            log = f"{self._home}/log"
+            fix = last_line(self._platform, log) or "read its log"
+            raise RunUnusable("the coordinator of this run cannot be started", where=log, fix=fix)
+        self._revivals += 1
+        self._heard_ns = now
+        self._view.say("the coordinator is gone; another one is started, the workers go on")
+        self._keeper.coordinator()
+
+    def _finish(self) -> local.Finish | None:
+        return local.finish_of(self._platform, self._keeper.live)
+
+    # --- what is asked ---
+
+    def _told(self, requests: Requests, terminal: bool) -> bool:
+        """Whether to leave the run to itself."""
+        for name in requests.take():
+            if name == "SIGHUP":
+                return True
+            if name == "SIGINT" and terminal and not self._stopping and not self._asked_ns:
+                self._asked_ns = self._platform.boot_ns()
+                self._view.say(QUESTION)
+            else:
+                self._stop(name)
+        return bool(self._asked_ns) and self._answered()
+
+    def _answered(self) -> bool:
+        """Whether the answer is to detach."""
+        if self._platform.boot_ns() - self._asked_ns > ANSWER_NS:
+            self._asked_ns = 0
+            self._view.say("no answer: staying")
+        elif select.select([sys.stdin], [], [], 0)[0]:
+            answer, self._asked_ns = sys.stdin.readline().strip().lower()[:1], 0
+            if answer == "s":
+                self._stop("SIGINT")
+            return answer == "d"
+        return False
+
+    def _stop(self, by: str) -> None:
+        self._asked_ns, again = 0, self._stopping
+        self._stopping = True
+        try:
+            ask(self._platform, self._home, "stop", by=by)
+        except CoordinatorGone:
+            self._stopping = again
+            self._view.say("the coordinator does not answer yet; ask again in a moment")
+            return
+        self._view.say(f"{by}: {'stopping at once' if again else 'saving, then stopping (once more kills)'}")
+
+
+def beat_of(status: Mapping[str, Any]) -> Beat | None:
+    """What a display knows to draw, from the coordinator's answer; None: nothing runs."""
+    step, attempt = status.get("step", -1), status.get("attempt", 0)
+    if status.get("state") != "running" or type(step) is not int or type(attempt) is not int:
+        return None
+    phase = "pause" if status.get("paused") else status.get("phase", "step")
+    return Beat(0, attempt, 0, 0, phase if phase in PHASES else "other", step, {})
+
+
+def last_line(platform: Platform, path: str) -> str:
+    """Of a log, as far as it can be printed."""
+    with suppress(OSError):
+        start = max(0, platform.size(path) - 4096)
+        lines = platform.read(path, start, 4096).decode(errors="replace").strip().splitlines()
+        return "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
+    return ""
+
+
+def told_end(finish: local.Finish) -> PacktrainError | None:
+    """The error a run ended with; None: it is done, or stopped as it was asked to."""
+    if finish.error is None:
+        return None
+    texts = (str(finish.error.get(key, "")) for key in ("name", "what", "where", "fix"))
+    return error_named(*texts)
+

@@ -1,0 +1,47 @@
+"""`packtrain stop|pause|resume|drain|cordon`: words for a run that lives on its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from packtrain.cli.options import Run
+
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of a node, as `packtrain ps` shows it.")]
+
+
+def stop(run: Run) -> None:
+    """Save and stop a run; said twice it is stopped at once."""
+    _say(run, "stop", by="packtrain stop")
+
+
+def pause(run: Run) -> None:
+    """Let a run wait after the step it is at."""
+    _say(run, "pause")
+
+
+def resume(run: Run) -> None:
+    """Let a run that was paused go on."""
+    _say(run, "resume")
+
+
+def drain(run: Run, node: Node) -> None:
+    """Save, and go on without a node."""
+    _say(run, "drain", node=node)
+
+
+def cordon(run: Run, node: Node) -> None:
+    """Give a node no more work once it has none."""
+    _say(run, "cordon", node=node)
+
+
+def _say(run: str, op: str, **arguments: str) -> None:
+    from packtrain.cli import folders
+    from packtrain.cli.lives import lives
+    from packtrain.core.platform import LocalPlatform
+    from packtrain.supervise.console import ask
+
+    platform = LocalPlatform()
+    live = lives(platform, folders.find_run(run))
+    typer.echo(ask(platform, live.coordinator, op, **arguments).get("said") or f"{op}: told")

@@ -1,0 +1,158 @@
+"""`packtrain train --nodes N`: coordinator and agents that live on their own on this machine, and a view of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from packtrain.cli import folders, spec
+from packtrain.cli.ending import complain
+from packtrain.cli.progress import Live, Plain, watching
+from packtrain.cli.watch import DETACHED, Watch, told_end
+from packtrain.core.errors import CoordinatorGone, PacktrainError, RunHeld, error_named
+from packtrain.core.holder import WAIT, hold, holder_text
+from packtrain.core.platform import Platform
+from packtrain.recipes.spec import RunSpec
+from packtrain.supervise import local
+from packtrain.supervise.console import ask
+from packtrain.supervise.foreground import seems_held
+from packtrain.supervise.job import Job, read_job
+from packtrain.train.sections import newest_spec
+
+WORLDS = ("-P", "-m", "packtrain.train.worlds")
+LAUNCHER = "launcher"
+"""Lock of whoever starts a run's processes, in its folder."""
+START_S = 20.0
+"""How long a coordinator that holds the run may take to answer."""
+
+
+class World(NamedTuple):
+    """What was asked for: nodes of a full world, nodes that wait, processes of a node."""
+
+    nodes: int
+    spares: int
+    procs: int
+
+
+def table(platform: Platform, wanted: RunSpec, folder: str, world: World, env: dict[str, str]) -> RunSpec:
+    """The spec with its table of worlds, made by a process that knows what divides. A table that a person gave stands.
+
+    Its input and output stay in the run's logs. Raises LayoutError and what else that process refuses with.
+    """
+    if any(override.startswith("train.worlds") for override in wanted.overrides):
+        return wanted
+    logs = f"{folder}/logs"
+    path, log = f"{logs}/worlds.toml", f"{logs}/worlds-{platform.token(4)}.log"
+    platform.mkdir(logs)
+    platform.write_replacing(path, spec.text(wanted).encode())
+    command = (sys.executable, *WORLDS, path, "--nodes", str(world.nodes), "--procs", str(world.procs))
+    platform.spawn(command, env, log_path=log).wait()
+    worlds, left_out = _told(platform, log)
+    for nodes, why in left_out.items():
+        print(f"with {nodes} nodes this run could not go on: {why}")
+    return msgspec.structs.replace(wanted, train=msgspec.structs.replace(wanted.train, worlds=worlds))
+
+
+def _told(platform: Platform, log: str) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    output = platform.read(log).decode(errors="replace")
+    said: dict[str, Any] = {}
+    with suppress(ValueError, IndexError):
+        said = json.loads(output.strip().splitlines()[-1])
+    if "error" in said:
+        raise error_named(**said["error"])
+    if "worlds" not in said:
+        last = (output.strip().splitlines() or ["no output"])[-1]
+        raise PacktrainError(f"which worlds this run can have was not found out: {last}", where=log, fix="see that log")
+    return said["worlds"], said["left_out"]
+
+
+def record(platform: Platform, folder: str, current: RunSpec) -> int:
+    """Write the spec as the next one of a run, unless the newest says the same; the number of the newest."""
+    path = newest_spec(platform, folder)
+    number = int(os.path.basename(path).removesuffix(".toml"))
+    if spec.read(path) == current:
+        return number
+    platform.write_new(f"{folder}/{os.path.dirname(folders.SPEC)}/{number + 1:04d}.toml", spec.text(current).encode())
+    return number + 1
+
+
+def alive(platform: Platform, folder: str) -> local.Live | None:
+    """Where this run lives on this machine now; None: it does not. Raises RunHeld where somebody else runs it."""
+    live = local.find(platform, folder)
+    if live is not None and _answers(platform, live):
+        return live
+    if seems_held(platform, folder):
+        raise RunHeld(f"the run is held by {holder_text(platform, folder)}", where=folder, fix=WAIT)
+    return live if live is not None and local.agents_alive(platform, live) else None
+
+
+def _answers(platform: Platform, live: local.Live) -> bool:
+    """Whether its coordinator does; one that only just began gets time to."""
+    end_ns = platform.boot_ns() + round(START_S * 1e9)
+    while True:
+        with suppress(CoordinatorGone):
+            ask(platform, live.coordinator, "status")
+            return True
+        if not seems_held(platform, live.run_folder) or platform.boot_ns() > end_ns:
+            return False
+        platform.sleep(0.1)
+
+
+def stay(platform: Platform, job: Job, steps: int, minutes_max: float) -> int:
+    """Start the run, or find it alive, and stay with it; the exit code, with how it ended said."""
+    with watching(job.name, steps, minutes_max) as view:
+        keeper = _keeper(platform, job, view)
+        finish = Watch(platform, keeper, view).run(terminal())
+    return ended(platform, keeper.live, finish, job.name)
+
+
+def rejoin(platform: Platform, live: local.Live, steps: int, minutes_max: float) -> int:
+    """Watch a run that lives already, with the job it was started with."""
+    job = read_job(platform, f"{live.base}/job.json")
+    with watching(job.name, steps, minutes_max) as view:
+        finish = Watch(platform, local.Keeper(platform, live, job.env, None), view).run(terminal())
+    return ended(platform, live, finish, job.name)
+
+
+def _keeper(platform: Platform, job: Job, view: Plain | Live) -> local.Keeper:
+    """Of two commands that start one run at once, one is told to come again."""
+    with _launching(platform, job):
+        live = alive(platform, job.run_folder)
+        if live is not None:
+            view.say(f"{job.name} runs already; watching it")
+            return local.Keeper(platform, live, job.env, None)
+        view.say(f"{job.name}: {job.nodes} nodes, {job.spares} spares, in {job.run_folder}")
+        return local.start(platform, job, job.env)
+
+
+@contextmanager
+def _launching(platform: Platform, job: Job) -> Iterator[None]:
+    lock = hold(platform, job.run_folder, job.name, fix="give the command again in a moment", file=LAUNCHER)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def terminal() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def ended(platform: Platform, live: local.Live, finish: local.Finish, name: str) -> int:
+    """The exit code, with the end said and put away."""
+    if finish.reason == DETACHED:
+        print(f"detached: {name} goes on; `packtrain attach {name}` watches it, `packtrain stop {name}` stops it")
+        return finish.exit_code
+    local.clean(platform, live)
+    error = told_end(finish)
+    if error is not None:
+        complain(error.render())
+    return finish.exit_code
+

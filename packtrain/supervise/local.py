@@ -1,0 +1,209 @@
+"""A run of several nodes on this machine: homes for its coordinator and its agents, and all of them started.
+
+    <base>/job.json   what they run            <base>/c          home of the coordinator
+    <base>/nodes      names, and their pids    <base>/n0 ...     homes of the agents
+
+`base` is a folder with a short path (sockets lie in it) that only this user can enter; `RUN/live.json` names it. All of
+them survive whoever started them, and each other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from packtrain.core.errors import RunUnusable
+from packtrain.core.platform import Platform, Process
+from packtrain.supervise.console import FINISH, OPERATOR
+from packtrain.supervise.job import Job, run_id, write_job
+from packtrain.supervise.keys import ADDRESS, allow, make_keys
+from packtrain.supervise.sockets import LONGEST_NAME, PATH_BYTES_MAX, is_ours
+
+LIVE = "live.json"
+COORDINATOR = ("-P", "-m", "packtrain.supervise.coordinator")
+AGENT = ("-P", "-m", "packtrain.supervise.agent")
+
+
+class Live(msgspec.Struct, frozen=True):
+    """Where a run lives on this machine."""
+
+    run_folder: str
+    base: str
+    node: str
+    """This machine."""
+    agents: dict[str, int]
+    """Name -> pid."""
+
+    @property
+    def coordinator(self) -> str:
+        """Its home."""
+        return f"{self.base}/c"
+
+    @property
+    def operator(self) -> str:
+        return f"{self.coordinator}/{OPERATOR}"
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """How a coordinator ended, in its home."""
+
+    exit_code: int
+    reason: str = ""
+    error: dict[str, str] | None = None
+
+
+def find(platform: Platform, run_folder: str) -> Live | None:
+    """Where the run lives here, or lived last; None: nowhere that is still there and this user's."""
+    try:
+        live = msgspec.json.decode(platform.read(f"{run_folder}/{LIVE}", 0, 1 << 16), type=Live)
+    except (OSError, msgspec.DecodeError):
+        return None
+    here = live.node == platform.node() and is_ours(live.base)
+    return msgspec.structs.replace(live, run_folder=run_folder) if here else None
+
+
+def finish_of(platform: Platform, live: Live) -> Finish | None:
+    """How its coordinator ended; None: it has not said that it did."""
+    try:
+        return msgspec.json.decode(platform.read(f"{live.coordinator}/{FINISH}", 0, 1 << 16), type=Finish)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def agents_alive(platform: Platform, live: Live) -> list[str]:
+    """Names of the agents that still run. A pid may have been given to another: its command line is looked at."""
+    return [name for name, pid in live.agents.items() if f"{live.base}/{name}" in _command(platform, pid)]
+
+
+def _command(platform: Platform, pid: int) -> list[str]:
+    with suppress(OSError):
+        return platform.read(f"/proc/{pid}/cmdline").decode(errors="replace").split("\0")
+    return []
+
+
+class Keeper:
+    """Starts again what of a run died on this machine, for whoever watches it. `coordinator`: the one this process
+    started, if it did."""
+
+    def __init__(self, platform: Platform, live: Live, env: Mapping[str, str], coordinator: Process | None) -> None:
+        self.live = live
+        self._platform, self._env, self._coordinator = platform, env, coordinator
+
+    @property
+    def ended(self) -> bool:
+        """Whether the coordinator that was started here is gone."""
+        return self._coordinator is not None and self._coordinator.poll() is not None
+
+    def coordinator(self) -> None:
+        """Another one."""
+        self._coordinator = start_coordinator(self._platform, self.live, self._env)
+
+    def agents(self) -> list[str]:
+        """Those that died, under their names and keys: their nodes come back as spares. Names of them."""
+        alive = agents_alive(self._platform, self.live)
+        dead = [name for name in self.live.agents if name not in alive]
+        agents = {name: _start_agent(self._platform, self.live, name, self._env) for name in dead}
+        self.live = msgspec.structs.replace(self.live, agents=self.live.agents | agents)
+        if dead:
+            _write(self._platform, self.live)
+        return dead
+
+
+def start(platform: Platform, job: Job, env: Mapping[str, str]) -> Keeper:
+    """Coordinator and agents of a run that nobody runs. Raises RunUnusable."""
+    base = _base(platform, job.run_folder, env)
+    names = [f"n{n}" for n in range(job.nodes + job.spares)]
+    try:
+        for name in ("c", *names):
+            platform.mkdir(f"{base}/{name}", 0o700)
+    except OSError as error:
+        raise unusable(error, base) from error
+    write_job(platform, f"{base}/job.json", job)
+    make_keys(platform, f"{base}/c")
+    for name in names:
+        allow(platform, f"{base}/c", name, make_keys(platform, f"{base}/{name}"))
+    live = Live(job.run_folder, base, platform.node(), {})
+    coordinator = start_coordinator(platform, live, env)
+    live = msgspec.structs.replace(live, agents={name: _start_agent(platform, live, name, env) for name in names})
+    _write(platform, live)
+    return Keeper(platform, live, env, coordinator)
+
+
+def start_coordinator(platform: Platform, live: Live, env: Mapping[str, str]) -> Process:
+    """The first, or another one after it was killed: it goes on from the log in its home."""
+    with suppress(FileNotFoundError):
+        platform.unlink(f"{live.coordinator}/{FINISH}")
+    words = ("--job", f"{live.base}/job.json", "--home", live.coordinator)
+    return _spawn(platform, (*COORDINATOR, *words), env, f"{live.coordinator}/log")
+
+
+def _start_agent(platform: Platform, live: Live, name: str, env: Mapping[str, str]) -> int:
+    home = f"{live.base}/{name}"
+    words = ("--job", f"{live.base}/job.json", "--node", name, "--home", home)
+    return _spawn(
+        platform, (*AGENT, *words, "--coordinator", f"{live.coordinator}/{ADDRESS}"), env, f"{home}/log"
+    ).pid
+
+
+def _spawn(platform: Platform, words: Sequence[str], env: Mapping[str, str], log_path: str) -> Process:
+    return platform.spawn((sys.executable, *words), env, log_path=log_path, die_with_parent=False)
+
+
+def _write(platform: Platform, live: Live) -> None:
+    try:
+        platform.write_replacing(f"{live.run_folder}/{LIVE}", msgspec.json.encode(live) + b"\n")
+    except OSError as error:
+        raise unusable(error, live.run_folder) from error
+
+
+def clean(platform: Platform, live: Live) -> None:
+    """What a run that has ended leaves on this machine outside its folder."""
+    with suppress(OSError):
+        platform.unlink(f"{live.run_folder}/{LIVE}")
+    _remove(platform, live.base)
+
+
+def _remove(platform: Platform, folder: str) -> None:
+    with suppress(OSError):
+        for name in platform.listdir(folder):
+            path = f"{folder}/{name}"
+            if platform.is_dir(path) and not os.path.islink(path):
+                _remove(platform, path)
+            else:
+                platform.unlink(path)
+        platform.rmdir(folder)
+
+
+def _base(platform: Platform, run_folder: str, env: Mapping[str, str]) -> str:
+    """An empty folder of this run that only this user can enter. Raises RunUnusable."""
+    for path in _candidates(platform, run_folder, env):
+        if len(f"{path}/n000/{LONGEST_NAME}") > PATH_BYTES_MAX:
+            continue
+        if is_ours(path):
+            _remove(platform, path)
+        with suppress(OSError):
+            platform.mkdir(path, 0o700)
+        if is_ours(path) and not platform.listdir(path):
+            return path
+    raise RunUnusable(
+        "no folder for sockets that only this user can reach", where="XDG_RUNTIME_DIR, /tmp",
+        fix="make one of them writable, with a path shorter than 50 bytes",
+    )
+
+
+def _candidates(platform: Platform, run_folder: str, env: Mapping[str, str]) -> Iterator[str]:
+    for base in (env.get("XDG_RUNTIME_DIR"), "/tmp"):
+        if base and os.path.isdir(base):
+            yield f"{base}/pt-{run_id(run_folder)}"
+            yield f"{base}/pt-{platform.token(6)}"
+
+
+def unusable(error: OSError, where: str) -> RunUnusable:
+    return RunUnusable(
+        f"the processes of a run cannot be started: {error.strerror or error}", where=str(error.filename or where),
+        fix="see that the folder is there, writable and not full; then give the same command",
+    )

@@ -1,0 +1,230 @@
+"""Watching a run that lives on its own, and the words a person says to it; the coordinator is a stand-in."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from packtrain.cli import spec
+from packtrain.cli.watch import beat_of, last_line, told_end
+from packtrain.core.errors import CoordinatorGone, PacktrainError, StoppedOnRequest
+from packtrain.core.platform import LocalPlatform
+from packtrain.recipes.spec import RunSpec
+from packtrain.supervise import local
+from packtrain.supervise.console import ask
+from tests.cli.home import environment, said, start
+from tests.cli.stand_in import STATUS, StandIn, standing_in
+
+DEADLINE_S = 60
+
+
+@pytest.fixture
+def base() -> Iterator[pathlib.Path]:
+    """A folder with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="pt-") as path:
+        yield pathlib.Path(path) / "b"
+
+
+@pytest.fixture
+def run(home: pathlib.Path) -> str:
+    """A run folder, by its name `it`."""
+    folder = home / "runs" / "it"
+    (folder / "spec").mkdir(parents=True)
+    (folder / "spec" / "0001.toml").write_text(spec.text(RunSpec(recipe="first-light")))
+    return str(folder)
+
+
+@pytest.fixture
+def there(run: str, base: pathlib.Path) -> Iterator[StandIn]:
+    with standing_in(run, base) as made:
+        yield made
+
+
+# --- the console ---------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_told_and_a_refusal_is_raised(run: str, base: pathlib.Path) -> None:
+    """By the name, words and next step that the coordinator gave; no answer, and none that is one, is its absence."""
+    platform, home = LocalPlatform(), f"{base}/c"
+    with pytest.raises(CoordinatorGone):
+        ask(platform, home, "status")
+    with standing_in(run, base) as there:
+        assert ask(platform, home, "pause")["said"] == "pause: it will be done"
+        there.answers["drain"] = {"ok": False, "error": {"name": "usage", "what": "no such node", "fix": "look"}}
+        with pytest.raises(PacktrainError, match="no such node"):
+            ask(platform, home, "drain", node="n9")
+        assert there.asked[-1] == {"op": "drain", "node": "n9"}
+        there.answers["save"] = {"ok": False, "error": None}
+        with pytest.raises(PacktrainError):
+            ask(platform, home, "save")
+
+
+@pytest.mark.parametrize(
+    ("words", "op"),
+    [
+        (("stop", "it"), {"op": "stop", "by": "packtrain stop"}), (("pause", "it"), {"op": "pause"}),
+        (("resume", "it"), {"op": "resume"}), (("drain", "it", "n1"), {"op": "drain", "node": "n1"}),
+        (("cordon", "it", "n1"), {"op": "cordon", "node": "n1"}),
+    ],
+)
+def test_words_reach_the_coordinator(
+    there: StandIn, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], op: dict[str, str]
+) -> None:
+    """Each verb says its word once, and prints what was answered."""
+    code, out, errors = said(capsys, *words)
+    assert (code, errors, out) == (0, "", f"{op['op']}: it will be done\n")
+    assert there.asked == [op]
+
+
+@pytest.mark.parametrize("words", [("stop", "it"), ("attach", "it"), ("drain", "it", "n1")])
+def test_a_run_that_does_not_live_is_told_no_words(
+    run: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    """One message, and how to find those that do."""
+    code, _, errors = said(capsys, *words)
+    assert code == 78 and "run.not_live" in errors and "packtrain ps" in errors
+
+
+def test_what_lives_is_listed(there: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run, then each node with its ranks."""
+    code, out, _ = said(capsys, "ps")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        ["run", "node", "state", "ranks", "step"], ["it", "-", "running", "-", "7"],
+        ["it", "n0", "runs", "0,", "1", "7"], ["it", "n1", "spare", "-", "-"],
+    ]
+
+
+def test_nothing_lives(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line that says so."""
+    assert said(capsys, "ps")[:2] == (0, f"no run of {os.path.dirname(run)} lives on its own now\n")
+
+
+def test_logs(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The end of each log of the last attempt; of one rank, of an older attempt, of none."""
+    for attempt in (1, 2):
+        folder = pathlib.Path(run) / "logs" / f"{attempt:04d}"
+        folder.mkdir(parents=True)
+        for rank in (0, 1):
+            (folder / f"{rank}.log").write_text("".join(f"attempt {attempt} rank {rank} line {n}\n" for n in range(50)))
+    assert said(capsys, "logs", "it")[1].count("attempt 2 rank") == 80
+    assert said(capsys, "logs", "it", "1", "--lines", "1")[1] == "attempt 2 rank 1 line 49\n"
+    assert said(capsys, "logs", "it", "0", "--attempt", "1", "--lines", "1")[1] == "attempt 1 rank 0 line 49\n"
+    code, _, errors = said(capsys, "logs", "it", "7")
+    assert code == 78 and "rank 7 in attempt 0002" in errors
+
+
+# --- watching ------------------------------------------------------------------------------------------
+
+
+def watching(home: pathlib.Path) -> subprocess.Popen[str]:
+    return start(home, "attach", "it")
+
+
+def until_watched(process: subprocess.Popen[str], there: StandIn, asked: str = "status") -> None:
+    platform = LocalPlatform()
+    end_ns = platform.boot_ns() + DEADLINE_S * 10**9
+    while asked not in [one["op"] for one in there.asked]:
+        assert process.poll() is None and platform.boot_ns() < end_ns, process.communicate()
+        platform.sleep(0.02)
+
+
+def test_without_a_terminal_ctrl_c_stops(home: pathlib.Path, there: StandIn, base: pathlib.Path) -> None:
+    """It asks for the stop, waits for the end, tells it, ends with its code, and leaves no folder behind."""
+    with watching(home) as process:
+        until_watched(process, there)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 75 and there.asked[-1] == {"op": "stop", "by": "SIGINT"}
+    assert "saving, then stopping" in out and "run.stopped_on_request" in errors
+    assert not base.exists() and not (home / "runs" / "it" / local.LIVE).exists()
+
+
+def test_twice_stops_at_once(home: pathlib.Path, run: str, base: pathlib.Path) -> None:
+    """The word is said again, and the coordinator makes of it what it means."""
+    with standing_in(run, base, obedient=False) as there, watching(home) as process:
+        until_watched(process, there)
+        process.send_signal(signal.SIGINT)
+        until_watched(process, there, "stop")
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=DEADLINE_S)
+        assert there.words() == ["stop", "stop"] and "stopping at once" in out
+
+
+def test_a_lost_terminal_detaches(home: pathlib.Path, there: StandIn, base: pathlib.Path) -> None:
+    """The run goes on: nothing was asked of it, and its folder is there."""
+    with watching(home) as process:
+        until_watched(process, there)
+        process.send_signal(signal.SIGHUP)
+        out, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0 and there.words() == [] and "packtrain attach it" in out and base.exists()
+
+
+@pytest.mark.parametrize(("key", "code", "words"), [("d", 0, []), ("s", 75, ["stop"])])
+def test_on_a_terminal_ctrl_c_asks(
+    home: pathlib.Path, there: StandIn, key: str, code: int, words: list[str]
+) -> None:
+    """Save and stop, or leave it running."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "packtrain", "attach", "it"], env={**environment(home), "TERM": "xterm"}, stdin=theirs,
+        stdout=theirs, stderr=theirs, cwd=home, start_new_session=True,
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while not (there.asked and b"training" in seen):
+            seen += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        while b"detach" not in seen:
+            seen += os.read(ours, 4096)
+        os.write(ours, key.encode() + b"\n")
+        assert process.wait(DEADLINE_S) == code and there.words() == words
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_the_end_of_a_run_is_the_end_of_its_watcher(home: pathlib.Path, there: StandIn) -> None:
+    """With the coordinator's exit code, and no message where all is well."""
+    with watching(home) as process:
+        until_watched(process, there)
+        there.finish(0)
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, errors) == (0, "")
+
+
+# --- pieces --------------------------------------------------------------------------------------------
+
+
+def test_what_the_display_is_fed_with() -> None:
+    """A coordinator's answer becomes a beat; one that says nothing runs, or that is odd, does not."""
+    beat = beat_of(STATUS)
+    assert beat is not None and (beat.attempt, beat.step, beat.phase) == (3, 7, "step")
+    paused = beat_of({**STATUS, "paused": True})
+    assert paused is not None and paused.phase == "pause"
+    assert beat_of({**STATUS, "state": "waiting"}) is None and beat_of({**STATUS, "step": "7"}) is None
+
+
+def test_an_end_is_told_by_its_own_name() -> None:
+    """So that exit codes and messages are those of the error."""
+    assert told_end(local.Finish(0)) is None
+    error = {"name": "run.stopped_on_request", "what": "stopped", "where": "", "fix": ""}
+    told = told_end(local.Finish(75, error=error))
+    assert isinstance(told, StoppedOnRequest)
+
+
+def test_the_last_line_of_a_log(tmp_path: pathlib.Path) -> None:
+    """What prints of it; nothing where there is none."""
+    (tmp_path / "log").write_bytes(b"first\nlast\x1b[31m\n\n")
+    assert last_line(LocalPlatform(), str(tmp_path / "log")) == "last[31m"
+    assert last_line(LocalPlatform(), str(tmp_path / "none")) == ""
