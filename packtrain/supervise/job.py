@@ -27,6 +27,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     carrier: tuple[str, ...]
     """Command of the carrier, to which `--run RUN --socket PATH --begin N --checkpoint JSON` is added. Empty: none."""
     env: dict[str, str] = {}
+    cwd: str = ""
+    """Folder that workers start in; empty: the agent's."""
     version: str
     spec: int = 1
     supervise: SuperviseConfig = SuperviseConfig()
