@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -19,6 +20,8 @@ COLLAPSE = re.compile(
     r"|nccl.*(abort|remote)|peer (is )?(gone|lost|died)", re.IGNORECASE,
 )
 """Last words of a rank whose peer died, of any program. Source: torch, gloo, NCCL and JAX at a SIGKILL of a peer."""
+LEFT = (EXIT_DONE, EXIT_AGAIN, -signal.SIGTERM, 128 + signal.SIGTERM)
+"""How a program ends that was sent SIGTERM; the last is a shell's."""
 TAKEN = re.compile(r"address already in use|errno 98", re.IGNORECASE)
 SHARED_NS = 60 * NS
 SHARED_NODES_MIN = 3
@@ -40,6 +43,10 @@ class Cause(NamedTuple):
 
 def cause(run: Run, ranks: Mapping[int, Rank]) -> Cause:
     """Of an attempt whose workers are gone."""
+    if was_asked(run) and ranks:
+        ranks = {number: rank for number, rank in ranks.items() if not left_as_asked(rank)}
+        if not ranks:
+            return Cause("again", EXIT_AGAIN, "stopped on request")
     if ranks and all(rank.status == EXIT_DONE for rank in ranks.values()):
         return Cause("done", EXIT_DONE, "done")
     ended = sorted((rank for rank in ranks.values() if rank.status is not None), key=_precedence)
@@ -54,6 +61,16 @@ def cause(run: Run, ranks: Mapping[int, Rank]) -> Cause:
     if gone is not None:
         return Cause("lost", -9, f"node {gone.node} is gone", gone.node)
     return _of_rank(ended[0], blamed=False) if ended else Cause("lost", -9, "no worker was left")
+
+
+def was_asked(run: Run) -> bool:
+    """Whether a program that knows no words was told to save and stop, by SIGTERM alone."""
+    return run.setup.plain and bool(run.purpose)
+
+
+def left_as_asked(rank: Rank) -> bool:
+    """Whether a program that got SIGTERM ended by it, with it or without a complaint: none of them says "done"."""
+    return rank.status in LEFT or (rank.status is not None and is_consequence(rank))
 
 
 def _precedence(rank: Rank) -> tuple[bool, bool, bool, int]:

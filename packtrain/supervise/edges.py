@@ -21,6 +21,7 @@ from packtrain.supervise.messages import (
     Peers,
     RankEnded,
     RankHeard,
+    RankIdle,
     RankReady,
     RankSilent,
     RankStalled,
@@ -98,6 +99,8 @@ def from_node(turn: Turn, event: FromNode, before: State) -> None:
             turn.rank(edge.rank, facts=edge.facts)
         case RankSilent() | RankStalled() if edge.rank in turn.ranks:
             _hung(turn, name, edge)
+        case RankIdle() if edge.rank in turn.ranks:
+            _idle(turn, name, edge)
         case RankHeard() if edge.rank in turn.ranks:
             turn.rank(edge.rank, trouble="")
         case RankEnded() if edge.rank in turn.ranks:
@@ -152,6 +155,20 @@ def _hung(turn: Turn, name: str, edge: RankSilent | RankStalled) -> None:
         reason = f"rank {edge.rank} on {name}: {what} for {edge.seconds:.0f} s (supervise.{key})"
         turn.set(trouble=Trouble(kind=kind, reason=reason, node=name))
         turn.say(reason)
+
+
+def _idle(turn: Turn, name: str, edge: RankIdle) -> None:
+    """A program without beats; its agent told it when it was certain."""
+    if turn.run.stage not in ACTIVE or turn.run.trouble is not None:
+        return
+    why = "stopped (SIGSTOP)" if edge.stopped else "no output and no processor time"
+    key = "stopped_s" if edge.stopped else "progress_s"
+    reason = f"rank {edge.rank} on {name}: {why} for {edge.seconds:.0f} s (supervise.{key})"
+    turn.rank(edge.rank, trouble="idle")
+    turn.node(name, symptom="idle rank", symptom_ns=turn.ns)
+    _take_stacks(turn)
+    turn.set(trouble=Trouble(kind="idle", reason=reason, node=name if edge.stopped else ""))
+    turn.say(reason)
 
 
 def _take_stacks(turn: Turn) -> None:

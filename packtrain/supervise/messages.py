@@ -65,6 +65,18 @@ class RankStalled(Part, tag="rank_stalled"):
     step: int
 
 
+class RankIdle(Part, tag="rank_idle"):
+    """A program that sends no beats neither printed anything nor used the processor for so long (quiet.py).
+
+    `stopped`: a process of it was stopped from outside (SIGSTOP). Told once, when it is certain.
+    """
+
+    attempt: int
+    rank: int
+    seconds: float
+    stopped: bool = False
+
+
 class RankHeard(Part, tag="rank_heard"):
     """A rank that was told silent or stalled beats, or steps, again."""
 
@@ -125,7 +137,7 @@ class Did(Part, tag="did"):
 
 
 AgentEvent = (
-    RankReady | RankPhase | RankSilent | RankStalled | RankHeard | RankEnded
+    RankReady | RankPhase | RankSilent | RankStalled | RankIdle | RankHeard | RankEnded
     | CarrierUp | CarrierEnded | Stacks | NodeLeaves | Did
 )
 

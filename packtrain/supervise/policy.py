@@ -305,10 +305,15 @@ def _deaths(turn: Turn) -> None:
     living = [rank for rank in ranks if rank.status is None and not is_gone(turn.nodes[rank.node], rank)]
     if not living:
         return end(turn, None)
-    by_themselves = all(rank.status in (None, 0, EXIT_AGAIN) for rank in ranks)
+    asked_to = causes.was_asked(run)
+    by_themselves = all(
+        rank.status in (None, 0, EXIT_AGAIN) or (asked_to and causes.left_as_asked(rank)) for rank in ranks
+    )
     if not by_themselves or run.stage == LAUNCHING:
         return end(turn, None)
     done = all(rank.status in (None, 0) for rank in ranks)
+    if done and run.setup.plain:  # what the ranks of any program still have to do is its own affair
+        return
     patience = round(run.setup.supervise.grace_s * NS) if done else APART_NS
     if not run.purpose and turn.ns - run.ended_ns >= patience:
         # Those that left may say why; only where all of them were done is it the others' fault.

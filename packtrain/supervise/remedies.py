@@ -163,8 +163,9 @@ def _told(turn: Turn, found: Cause) -> PacktrainError:
         return error_named(**found.error)
     where = f"after step {turn.run.best_step}" + (f", node {found.node}" if found.node else "")
     kinds: dict[str, type[PacktrainError]] = {
-        "silent": WorkerSilent, "stalled": WorkerSilent, "grace": WorkerSilent, "apart": WorkerSilent,
-        "late": WorkerSilent, "lost": NodeGone, "agent": NodeGone, "launch": NodeGone, "differs": RanksDiffer,
+        "silent": WorkerSilent, "stalled": WorkerSilent, "idle": WorkerSilent, "grace": WorkerSilent,
+        "apart": WorkerSilent, "late": WorkerSilent, "lost": NodeGone, "agent": NodeGone, "launch": NodeGone,
+        "differs": RanksDiffer,
     }
     fix = "nothing: it starts again"
     if found.kind == "differs":

@@ -42,7 +42,10 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Trouble(Struct):
-    """Why we ended an attempt. `kind`: silent, stalled, lost, agent, launch, late, differs, grace, apart, asked."""
+    """Why we ended an attempt.
+
+    `kind`: silent, stalled, idle, lost, agent, launch, late, differs, grace, apart, asked.
+    """
 
     kind: str
     reason: str
@@ -179,7 +182,7 @@ class Rank(Struct):
     killed: bool = False
     """We asked for its end before it was told."""
     trouble: str = ""
-    """silent, stalled."""
+    """silent, stalled, idle."""
     stack: str | None = None
 
 

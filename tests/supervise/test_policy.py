@@ -126,6 +126,68 @@ def test_a_plain_program_is_not_waited_for() -> None:
     assert not actions(play.begun(), m.GiveOrder) and play.state.run.stage == RUNNING
 
 
+@pytest.mark.parametrize(("stopped", "key", "blamed"), [(True, "stopped_s", "n1"), (False, "progress_s", "")])
+def test_an_idle_program_is_started_again(stopped: bool, key: str, blamed: str) -> None:
+    """A program that does nothing ends, with stacks asked for; its node is blamed only where it was stopped there."""
+    play = Play(nodes=2, plain=True)
+    play.begun()
+    play.did_all()
+    idle = m.RankIdle(attempt=play.attempt, rank=1, seconds=12, stopped=stopped)
+    assert [node for node, _ in actions(play.edge("n1", idle), m.TakeStacks)] == ["n0", "n1"]
+    assert len(actions(play.wait(3), m.EndWorkers)) == 2
+    play.end(0, -9)
+    play.end(1, -9)
+    ended = play.did_all() + play.did_all()
+    assert key in written(ended, AttemptEnded)[0].reason
+    assert [record.node for record in written(ended, NodeSuspected)] == ([blamed] if blamed else [])
+    assert owns(ended, Begin)
+
+
+def test_a_program_that_got_sigterm_is_stopped_not_done() -> None:
+    """However a program of anybody ends after it was asked to, the others may finish, and the run is not done."""
+    for statuses in ((0, 0), (-15, -15), (0, 143), (-15, 75)):
+        play = Play(nodes=2, plain=True)
+        play.begun()
+        play.did_all()
+        play.ask("stop", by="SIGINT")
+        assert not actions(play.end(0, statuses[0]), m.EndWorkers)
+        assert not actions(play.wait(20), m.EndWorkers)
+        play.end(1, statuses[1])
+        ended = play.did_all() + play.did_all()
+        assert written(ended, AttemptEnded)[0] == AttemptEnded(
+            attempt=1, exit_code=75, reason="stopped on request"
+        ), statuses
+        play.did_all()
+        assert play.state.run.exit_code == 75
+
+
+def test_a_peer_that_breaks_while_stopping_is_part_of_it() -> None:
+    """Ranks that lose their peers to SIGTERM complain of that; another complaint is a crash."""
+    for tail, code in (("RuntimeError: Connection closed by peer", 75), ("ZeroDivisionError", 1)):
+        play = Play(nodes=2, plain=True)
+        play.begun()
+        play.did_all()
+        play.ask("stop", by="SIGINT")
+        play.end(0, -15)
+        play.end(1, 1, tail=tail)
+        assert written(play.did_all() + play.did_all(), AttemptEnded)[0].exit_code == code
+
+
+def test_ranks_of_a_program_may_end_at_their_own_time() -> None:
+    """One rank that is done hurries none of the others; all done is done, and 78 of one ends the run."""
+    for last, code in ((0, 0), (78, 78)):
+        play = Play(nodes=2, plain=True)
+        play.begun()
+        play.did_all()
+        play.end(0, 0)
+        assert not actions(play.wait(3000), m.EndWorkers)
+        play.end(1, last)
+        play.did_all()
+        play.did_all()
+        play.did_all()
+        assert play.state.run.exit_code == code and play.state.run.stage in ("leaving", "finished")
+
+
 def test_what_was_taken_away_is_brought_back_first() -> None:
     """Where the checkpoint is away only the carrier of rank 0's node is started, and the workers when it is back."""
     play = Play(nodes=2)
