@@ -116,7 +116,7 @@ def rejoin(platform: Platform, live: local.Live, steps: int, minutes_max: float)
     """Watch a run that lives already, with the job it was started with."""
     job = read_job(platform, f"{live.base}/job.json")
     with watching(job.name, steps, minutes_max) as view:
-        finish = Watch(platform, local.Keeper(platform, live, job.env, None), view).run(terminal())
+        finish = Watch(platform, local.Keeper(platform, live, job.env), view).run(terminal())
     return ended(platform, live, finish, job.name)
 
 
@@ -126,7 +126,7 @@ def _keeper(platform: Platform, job: Job, view: Plain | Live) -> local.Keeper:
         live = alive(platform, job.run_folder)
         if live is not None:
             view.say(f"{job.name} runs already; watching it")
-            return local.Keeper(platform, live, job.env, None)
+            return local.Keeper(platform, live, job.env)
         view.say(f"{job.name}: {job.nodes} nodes, {job.spares} spares, in {job.run_folder}")
         return local.start(platform, job, job.env)
 

@@ -86,31 +86,48 @@ def _command(platform: Platform, pid: int) -> list[str]:
 
 
 class Keeper:
-    """Starts again what of a run died on this machine, for whoever watches it. `coordinator`: the one this process
-    started, if it did."""
+    """Starts again what of a run died on this machine, for whoever watches it. `started`: the processes of this one."""
 
-    def __init__(self, platform: Platform, live: Live, env: Mapping[str, str], coordinator: Process | None) -> None:
+    def __init__(self, platform: Platform, live: Live, env: Mapping[str, str]) -> None:
         self.live = live
-        self._platform, self._env, self._coordinator = platform, env, coordinator
+        self.started: dict[str, Process] = {}
+        """By the names of their homes: `c` is the coordinator."""
+        self._platform, self._env = platform, env
 
     @property
     def ended(self) -> bool:
         """Whether the coordinator that was started here is gone."""
-        return self._coordinator is not None and self._coordinator.poll() is not None
+        return "c" in self.started and self.started["c"].poll() is not None
 
     def coordinator(self) -> None:
-        """Another one."""
-        self._coordinator = start_coordinator(self._platform, self.live, self._env)
+        """The first, or another one after it was killed: it goes on from the log in its home."""
+        home = self.live.coordinator
+        with suppress(FileNotFoundError):
+            self._platform.unlink(f"{home}/{FINISH}")
+        self._start("c", (*COORDINATOR, *self._words("c")))
 
-    def agents(self) -> list[str]:
-        """Those that died, under their names and keys: their nodes come back as spares. Names of them."""
+    def agents(self, names: Sequence[str] = ()) -> list[str]:
+        """Those that died, or these, under their names and keys: their nodes come back as spares. Names of them."""
         alive = agents_alive(self._platform, self.live)
-        dead = [name for name in self.live.agents if name not in alive]
-        agents = {name: _start_agent(self._platform, self.live, name, self._env) for name in dead}
-        self.live = msgspec.structs.replace(self.live, agents=self.live.agents | agents)
+        dead = [name for name in names or self.live.agents if name not in alive]
+        for name in dead:
+            address = f"{self.live.coordinator}/{ADDRESS}"
+            self._start(name, (*AGENT, *self._words(name), "--node", name, "--coordinator", address))
         if dead:
+            agents = {name: self.started[name].pid for name in dead}
+            self.live = msgspec.structs.replace(self.live, agents=self.live.agents | agents)
             _write(self._platform, self.live)
         return dead
+
+    def _words(self, name: str) -> tuple[str, ...]:
+        return "--job", f"{self.live.base}/job.json", "--home", f"{self.live.base}/{name}"
+
+    def _start(self, name: str, words: Sequence[str]) -> None:
+        if name in self.started:
+            self.started[name].poll()
+        self.started[name] = self._platform.spawn(
+            (sys.executable, *words), self._env, log_path=f"{self.live.base}/{name}/log", die_with_parent=False
+        )
 
 
 def start(platform: Platform, job: Job, env: Mapping[str, str]) -> Keeper:
@@ -126,31 +143,10 @@ def start(platform: Platform, job: Job, env: Mapping[str, str]) -> Keeper:
     make_keys(platform, f"{base}/c")
     for name in names:
         allow(platform, f"{base}/c", name, make_keys(platform, f"{base}/{name}"))
-    live = Live(job.run_folder, base, platform.node(), {})
-    coordinator = start_coordinator(platform, live, env)
-    live = msgspec.structs.replace(live, agents={name: _start_agent(platform, live, name, env) for name in names})
-    _write(platform, live)
-    return Keeper(platform, live, env, coordinator)
-
-
-def start_coordinator(platform: Platform, live: Live, env: Mapping[str, str]) -> Process:
-    """The first, or another one after it was killed: it goes on from the log in its home."""
-    with suppress(FileNotFoundError):
-        platform.unlink(f"{live.coordinator}/{FINISH}")
-    words = ("--job", f"{live.base}/job.json", "--home", live.coordinator)
-    return _spawn(platform, (*COORDINATOR, *words), env, f"{live.coordinator}/log")
-
-
-def _start_agent(platform: Platform, live: Live, name: str, env: Mapping[str, str]) -> int:
-    home = f"{live.base}/{name}"
-    words = ("--job", f"{live.base}/job.json", "--node", name, "--home", home)
-    return _spawn(
-        platform, (*AGENT, *words, "--coordinator", f"{live.coordinator}/{ADDRESS}"), env, f"{home}/log"
-    ).pid
-
-
-def _spawn(platform: Platform, words: Sequence[str], env: Mapping[str, str], log_path: str) -> Process:
-    return platform.spawn((sys.executable, *words), env, log_path=log_path, die_with_parent=False)
+    keeper = Keeper(platform, Live(job.run_folder, base, platform.node(), {}), env)
+    keeper.coordinator()
+    keeper.agents(names)
+    return keeper
 
 
 def _write(platform: Platform, live: Live) -> None:

@@ -1,0 +1,148 @@
+"""A run of several nodes: its table of worlds, its spec, and which command starts it and which finds it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from packtrain.cli import spec
+from packtrain.cli.launch import child_env
+from packtrain.cli.world import World, alive, record, table
+from packtrain.core.errors import LayoutError, RunHeld
+from packtrain.core.holder import hold
+from packtrain.core.platform import LocalPlatform
+from packtrain.recipes.spec import RunSpec
+from packtrain.supervise import local
+from packtrain.supervise.job import Job
+from packtrain.supervise.keys import read_allowed, read_keys
+from packtrain.train.config import TrainConfig
+from packtrain.train.sections import newest_spec
+from tests.cli.home import call, packtrain
+from tests.cli.stand_in import standing_in
+
+NODES = World(nodes=3, spares=0, procs=1)
+WORLDS = {"3": {"replica": 3}, "2": {"fsdp": 2}, "1": {"fsdp": 1}}
+
+
+@pytest.fixture
+def base() -> Iterator[pathlib.Path]:
+    """A folder with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="pt-") as path:
+        yield pathlib.Path(path) / "b"
+
+
+def test_worlds_are_made_by_a_process_that_knows(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into the spec, the largest first; what is left out is said with the reason; a table of the person's stands."""
+    platform, env = LocalPlatform(), child_env() | {"JAX_PLATFORMS": "cpu"}
+    wanted = RunSpec(recipe="first-light", train=TrainConfig(mesh={"tensor": 2}))
+    made = table(platform, wanted, str(tmp_path), World(nodes=2, spares=1, procs=1), env)
+    assert made.train.worlds == {"2": {"tensor": 2}}
+    assert "with 1 nodes this run could not go on" in capsys.readouterr().out
+    own = msgspec.structs.replace(wanted, overrides=("train.worlds={}",))
+    assert table(platform, own, str(tmp_path), NODES, {}) is own
+
+
+def test_a_world_that_cannot_be_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    """Where the mesh takes another number of devices than there are, as everywhere."""
+    wanted = RunSpec(recipe="first-light", train=TrainConfig(mesh={"fsdp": 8}))
+    with pytest.raises(LayoutError, match="takes 8 devices, but there are 3"):
+        table(LocalPlatform(), wanted, str(tmp_path), NODES, child_env() | {"JAX_PLATFORMS": "cpu"})
+
+
+def test_a_spec_is_written_anew_only_when_it_says_something_else(tmp_path: pathlib.Path) -> None:
+    """Another table is the next number; the same is the same."""
+    platform, first = LocalPlatform(), RunSpec(recipe="first-light")
+    (tmp_path / "spec").mkdir()
+    (tmp_path / "spec" / "0001.toml").write_text(spec.text(first))
+    assert record(platform, str(tmp_path), first) == 1
+    other = msgspec.structs.replace(first, train=TrainConfig(worlds=WORLDS))
+    assert [record(platform, str(tmp_path), other) for _ in range(2)] == [2, 2]
+    assert spec.read(newest_spec(platform, str(tmp_path))) == other
+
+
+@pytest.mark.parametrize("options", [("--spares", "1"), ("--nodes", "-1"), ("--nodes", "2", "--procs-per-node", "0")])
+def test_numbers_that_cannot_be_are_refused(
+    home: pathlib.Path, store: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is made."""
+    assert call("train", "first-light", "--data", store, *options) == 2
+    assert "--nodes" in capsys.readouterr().err and not (home / "runs").exists()
+
+
+# --- where a run lives ---------------------------------------------------------------------------------
+
+
+def test_a_run_lives_where_somebody_answers(tmp_path: pathlib.Path, base: pathlib.Path) -> None:
+    """Not where a dead one left its folder; and where somebody else holds it that is said."""
+    platform, run = LocalPlatform(), str(tmp_path / "run")
+    with standing_in(run, base):
+        found = alive(platform, run)
+        assert found is not None and (found.base, found.coordinator) == (str(base), f"{base}/c")
+    assert alive(platform, run) is None and local.find(platform, run) is not None
+    lock = hold(platform, run, "other")
+    with pytest.raises(RunHeld, match="other"):
+        alive(platform, run)
+    lock.release()
+
+
+def test_a_run_lives_while_an_agent_does(tmp_path: pathlib.Path, base: pathlib.Path) -> None:
+    """An agent is known by its home in its command line: another process of that number is none."""
+    platform, run = LocalPlatform(), str(tmp_path / "run")
+    with standing_in(run, base):
+        pass
+    live = local.find(platform, run)
+    assert live is not None
+    with subprocess.Popen(["sleep", "60"]) as other, subprocess.Popen(["tail", "-f", f"{base}/c", "-s", "60"]) as agent:
+        both = msgspec.structs.replace(live, agents={"n0": other.pid, "c": agent.pid, "n2": 2**22 + 1})
+        platform.write_replacing(f"{run}/{local.LIVE}", msgspec.json.encode(both))
+        try:
+            assert local.agents_alive(platform, both) == ["c"]
+            assert alive(platform, run) == both
+        finally:
+            other.kill()
+            agent.kill()
+
+
+def test_a_folder_others_can_enter_is_not_believed(tmp_path: pathlib.Path, base: pathlib.Path) -> None:
+    """Somebody could have put a socket there."""
+    platform, run = LocalPlatform(), str(tmp_path / "run")
+    with standing_in(run, base):
+        base.chmod(0o755)
+        assert local.find(platform, run) is None
+
+
+def test_all_of_a_run_is_started_and_cleared(tmp_path: pathlib.Path, base: pathlib.Path) -> None:
+    """Homes that only this user can enter, a job, keys of which the coordinator allows those of the agents, a process
+    for each; and nothing is left afterwards outside the run's folder."""
+    platform, run = LocalPlatform(), str(tmp_path / "run")
+    platform.mkdir(run)
+    base.mkdir()
+    env = dict(os.environ, XDG_RUNTIME_DIR=str(base), PYTHONPATH=str(pathlib.Path.cwd()))
+    job = Job(name="it", run_folder=run, worker=("true",), carrier=(), version="1", nodes=2, spares=1, plain=True)
+    keeper = local.start(platform, job, env)
+    live = keeper.live
+    assert sorted(live.agents) == ["n0", "n1", "n2"] and local.find(platform, run) == live
+    assert live.base.startswith(str(base)) and os.stat(live.base).st_mode & 0o777 == 0o700
+    allowed = read_allowed(platform, live.coordinator)
+    assert allowed == {read_keys(platform, f"{live.base}/{name}")[0]: name for name in live.agents}
+    assert os.stat(f"{live.base}/job.json").st_mode & 0o777 == 0o600
+    assert sorted(keeper.started) == ["c", "n0", "n1", "n2"]
+    for process in keeper.started.values():
+        process.send_signal(9)
+        process.wait()
+    local.clean(platform, live)
+    assert os.listdir(base) == [] and not os.path.exists(f"{run}/{local.LIVE}")
+
+
+def test_packtrain_train_help_names_the_options(tmp_path: pathlib.Path) -> None:
+    """What a person can ask for."""
+    _, out, _ = packtrain(tmp_path, "train", "--help")
+    assert all(option in out for option in ("--nodes", "--spares", "--procs-per-node"))
