@@ -82,19 +82,19 @@ def record(platform: Platform, folder: str, current: RunSpec) -> int:
     return number + 1
 
 
-def alive(platform: Platform, folder: str) -> local.Live | None:
-    """Where this run lives on this machine now; None: it does not. Raises RunHeld where somebody else runs it."""
+def alive(platform: Platform, folder: str, start_s: float = START_S) -> local.Live | None:
+    """Where this run lives on this machine now; None: it does not. `start_s`: what a coordinator that has just begun
+    gets to answer. Raises RunHeld where somebody else runs it."""
     live = local.find(platform, folder)
-    if live is not None and _answers(platform, live):
+    if live is not None and _answers(platform, live, start_s):
         return live
     if seems_held(platform, folder):
         raise RunHeld(f"the run is held by {holder_text(platform, folder)}", where=folder, fix=WAIT)
     return live if live is not None and local.agents_alive(platform, live) else None
 
 
-def _answers(platform: Platform, live: local.Live) -> bool:
-    """Whether its coordinator does; one that only just began gets time to."""
-    end_ns = platform.boot_ns() + round(START_S * 1e9)
+def _answers(platform: Platform, live: local.Live, start_s: float) -> bool:
+    end_ns = platform.boot_ns() + round(start_s * 1e9)
     while True:
         with suppress(CoordinatorGone):
             ask(platform, live.coordinator, "status")

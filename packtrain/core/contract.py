@@ -45,7 +45,21 @@ from typing import Any, Literal, NamedTuple
 # Relative, so that a copy of this folder works under any name.
 from .errors import EXIT_AGAIN, EXIT_CONFIG, EXIT_DONE, BadValue, CarrierLost, NeitherRestoreNorFresh, NoGo
 from .wire import INT32_MAX, INT64_MAX, crc32c, is_count, json_object
-from .words import GO_ID, NO_ORDER, ORDER_LAG, Control, Order, Word, agree, order_bytes, parse_order
+from .words import (
+    GO_ID,
+    NO_ORDER,
+    ORDER_LAG,
+    Control,
+    Order,
+    Ready,
+    Word,
+    agree,
+    goes_on,
+    order_bytes,
+    parse_order,
+    parse_ready,
+    ready_bytes,
+)
 
 __all__ = [
     "ATTEMPT", "CARRIER", "CONTROL", "EXIT_AGAIN", "EXIT_CONFIG", "EXIT_DONE", "FAILURES", "FRESH", "GO_ID", "GO_S",
@@ -384,33 +398,6 @@ def parse_beat(data: bytes) -> Beat | None:
 # --- ready, and go -----------------------------------------------------------------------------------
 
 
-class Ready(NamedTuple):
-    """A rank says what it is about to begin from, and waits. Sent over the beat socket, again and again."""
-
-    attempt: int
-    rank: int
-    pid: int
-    facts: dict[str, str]
-    """What all ranks of a world must have in common; who compares needs to know none of the names."""
-
-
-def ready_bytes(ready: Ready) -> bytes:
-    """The datagram."""
-    fields = {"ready": ready.facts, "attempt": ready.attempt, "rank": ready.rank, "pid": ready.pid}
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def parse_ready(data: bytes) -> Ready | None:
-    """What a rank says in a datagram, or None for anything else: a beat, or what has other types, sizes or ranges."""
-    fields = json_object(data, BEAT_BYTES_MAX)
-    if fields is None or not all(is_count(fields.get(key), INT32_MAX) for key in ("attempt", "rank", "pid")):
-        return None
-    facts = fields.get("ready")
-    if not isinstance(facts, dict) or not all(type(value) is str for value in facts.values()):
-        return None
-    return Ready(fields["attempt"], fields["rank"], fields["pid"], facts)
-
-
 def wait_for_go(
     place: Place, control: Control, facts: Mapping[str, str], asked: Callable[[], bool] = lambda: False, *,
     clock: Callable[[], int] = boot_ns, sleep: Callable[[float], None] = time.sleep,
@@ -424,7 +411,7 @@ def wait_for_go(
     sender, goes = _Sender(place.socket or None), None if place.go_s else True
     datagram = ready_bytes(Ready(place.attempt, place.rank, os.getpid(), dict(facts)))
     say_ns, give_up_ns = clock(), clock() + round(place.go_s * 1e9)
-    while goes is None and (goes := _goes(control.poll() or NO_ORDER, asked())) is None:
+    while goes is None and (goes := goes_on(control.poll() or NO_ORDER, asked())) is None:
         if clock() >= give_up_ns:
             raise _no_go(place)
         if clock() >= say_ns:
@@ -433,13 +420,6 @@ def wait_for_go(
         sleep(GO_POLL_S)
     sender.close()
     return goes
-
-
-def _goes(order: Order, asked: bool) -> bool | None:
-    """What an order says to a rank that waits for the first one; None: nothing yet."""
-    if asked or order.word in (Word.STOP, Word.DRAIN):
-        return False
-    return True if order.word is Word.GO or order.id > GO_ID else None
 
 
 def _no_go(place: Place) -> NoGo:

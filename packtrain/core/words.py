@@ -1,4 +1,6 @@
-"""The words a world can be told, the file they stand in, and how ranks agree on one. Standard library only.
+"""The words a world can be told, the file they stand in, how ranks agree on one, and what a rank says before the first.
+
+Standard library only.
 
 The agent replaces the control file atomically; each loop looks at it once a step (`Control.poll`). Ranks are skewed,
 so none obeys what it read before all have the same: inside train/ through the jitted step, elsewhere through `agree`.
@@ -18,6 +20,7 @@ from .wire import INT32_MAX, crc32c, is_count, json_object
 ORDER_LAG = 2
 """The highest order id in the output of step k is obeyed by every rank after step k + ORDER_LAG."""
 ORDER_BYTES_MAX = 4096
+READY_BYTES_MAX = 4096
 
 
 class Word(IntEnum):
@@ -149,3 +152,40 @@ def agree(all_reduce_max: Callable[[list[int]], list[int]], order: Order | None)
         return Order(agreed, word)
     a, b = all_reduce_max([mine.a, mine.b] if key == highest else [0, 0])
     return Order(agreed, word, a, b)
+
+
+# --- before the first word -------------------------------------------------------------------------
+
+
+class Ready(NamedTuple):
+    """A rank says what it is about to begin from, and waits. Sent over the beat socket, again and again."""
+
+    attempt: int
+    rank: int
+    pid: int
+    facts: dict[str, str]
+    """What all ranks of a world must have in common; who compares needs to know none of the names."""
+
+
+def ready_bytes(ready: Ready) -> bytes:
+    """The datagram."""
+    fields = {"ready": ready.facts, "attempt": ready.attempt, "rank": ready.rank, "pid": ready.pid}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def parse_ready(data: bytes) -> Ready | None:
+    """What a rank says in a datagram, or None for anything else: a beat, or what has other types, sizes or ranges."""
+    fields = json_object(data, READY_BYTES_MAX)
+    if fields is None or not all(is_count(fields.get(key), INT32_MAX) for key in ("attempt", "rank", "pid")):
+        return None
+    facts = fields.get("ready")
+    if not isinstance(facts, dict) or not all(type(value) is str for value in facts.values()):
+        return None
+    return Ready(fields["attempt"], fields["rank"], fields["pid"], facts)
+
+
+def goes_on(order: Order, asked: bool) -> bool | None:
+    """What an order says to a rank that waits for the first one; None: nothing yet."""
+    if asked or order.word in (Word.STOP, Word.DRAIN):
+        return False
+    return True if order.word is Word.GO or order.id > GO_ID else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -89,7 +90,7 @@ def test_a_run_lives_where_somebody_answers(tmp_path: pathlib.Path, base: pathli
     assert alive(platform, run) is None and local.find(platform, run) is not None
     lock = hold(platform, run, "other")
     with pytest.raises(RunHeld, match="other"):
-        alive(platform, run)
+        alive(platform, run, start_s=0.2)
     lock.release()
 
 
@@ -100,7 +101,9 @@ def test_a_run_lives_while_an_agent_does(tmp_path: pathlib.Path, base: pathlib.P
         pass
     live = local.find(platform, run)
     assert live is not None
-    with subprocess.Popen(["sleep", "60"]) as other, subprocess.Popen(["tail", "-f", f"{base}/c", "-s", "60"]) as agent:
+    waits = [sys.executable, "-c", "input()", f"{base}/c"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(waits[:3], stdin=pipe) as other, subprocess.Popen(waits, stdin=pipe) as agent:
         both = msgspec.structs.replace(live, agents={"n0": other.pid, "c": agent.pid, "n2": 2**22 + 1})
         platform.write_replacing(f"{run}/{local.LIVE}", msgspec.json.encode(both))
         try:
