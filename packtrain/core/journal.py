@@ -332,6 +332,19 @@ def read_folder(platform: Platform, folder: str) -> Reading:
     return Reading(entries, tail.damage)
 
 
+def newest_records(platform: Platform, folder: str, stem: str, bytes_max: int) -> list[tuple[int, AnyRecord | Unknown]]:
+    """(ns, record) from the end of a writer's newest incarnation, `bytes_max` at most; `stem`: `<role><rank>-<node>`.
+
+    For who asks why it ended: what is damaged is passed over. Raises OSError.
+    """
+    found = [m for m in map(_NAME.fullmatch, platform.listdir(folder)) if m and m["writer"].startswith(f"{stem}-")]
+    if not found:
+        return []
+    path = f"{folder}/{max(found, key=lambda m: (int(m['n']), int(m['segment'])))[0]}"
+    data = platform.read(path, max(0, platform.size(path) - bytes_max))
+    return [(item.line.ns, _typed(item.line.record)) for item in _scan(data) if isinstance(item, _Whole)]
+
+
 class Tail:
     """Follows a journal folder; `damage` grows as it is found. A poll costs a listing and a stat a writer."""
 

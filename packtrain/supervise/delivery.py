@@ -186,7 +186,7 @@ class AgentSide:
         """Messages of a lower term, or for another incarnation."""
         self._node, self._agent = node, agent
         self._outbox, self._done = Outbox(node, agent), Done()
-        self._hello_ns = self._pulse_ns = self._looked_ns = 0
+        self._hello_ns = self._pulse_ns = self._anew_ns = 0
         self._outdated = False
 
     def happened(self, ns: int, event: AgentEvent) -> None:
@@ -232,11 +232,12 @@ class AgentSide:
         return do
 
     def lost(self, ns: int) -> bool:
-        """Whether no coordinator was heard of for so long that it has to be looked for anew: once each `LOST_NS`."""
-        if ns - max(self.heard_ns, self._looked_ns) < LOST_NS:
-            return False
-        self.joined, self._looked_ns, self._hello_ns = False, ns, ns
-        return True
+        """Whether no coordinator was heard of for so long that it has to be looked for: then `anew`."""
+        return ns - max(self.heard_ns, self._anew_ns) >= LOST_NS
+
+    def anew(self, ns: int) -> None:
+        """The connection is another one, or ought to be: Hello first."""
+        self.joined, self._anew_ns, self._hello_ns = False, ns, ns
 
     def due(self, ns: int, hello: Hello, pulse: Pulse) -> list[FromAgent]:
         """What to send now."""

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from packtrain.core.contract import Beat, parse_beat
+from packtrain.core.contract import Beat, Ready, parse_beat, parse_ready
 from packtrain.core.errors import RunUnusable
 from packtrain.core.platform import Platform
 
@@ -95,7 +95,7 @@ class BeatSocket:
     def __init__(self, platform: Platform, path: str) -> None:
         self.path = path
         self.refused = 0
-        """Datagrams of other users, or that are no beat."""
+        """Datagrams of other users, or that are nothing a rank says."""
         try:
             self._socket = platform.datagram_receiver(path)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -106,20 +106,28 @@ class BeatSocket:
         """Until something arrived or `timeout_s` passed."""
         select.select([self._socket], [], [], timeout_s)
 
+    def fileno(self) -> int:
+        """For who waits for other things as well."""
+        return self._socket.fileno()
+
     def drain(self) -> list[Beat]:
+        """The beats that have arrived, `BEATS_AT_ONCE_MAX` at most; what else a rank says is left out."""
+        return [one for one in self.arrived() if isinstance(one, Beat)]
+
+    def arrived(self) -> list[Beat | Ready]:
         """All that has arrived, at most `BEATS_AT_ONCE_MAX`."""
-        beats = []
+        said: list[Beat | Ready] = []
         for _ in range(BEATS_AT_ONCE_MAX):
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(4097, socket.CMSG_SPACE(_CREDENTIALS.size))
             except BlockingIOError:
                 break
-            beat = parse_beat(data) if _sender(ancillary) == os.getuid() else None
-            if beat is None:
+            one = (parse_beat(data) or parse_ready(data)) if _sender(ancillary) == os.getuid() else None
+            if one is None:
                 self.refused += 1
             else:
-                beats.append(beat)
-        return beats
+                said.append(one)
+        return said
 
     def close(self) -> None:
         self._socket.close()

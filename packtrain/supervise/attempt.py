@@ -1,0 +1,384 @@
+"""What belongs to one attempt on one node: its workers, its carrier, what is known of each rank. Driven by agent.py."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from packtrain.core import contract
+from packtrain.core.contract import NO_ORDER, Beat, Order, Ready, Restore, order_bytes, worker_env
+from packtrain.core.journal import newest_records
+from packtrain.core.platform import Platform, Process
+from packtrain.core.records import ErrorSeen
+from packtrain.core.units import NS
+from packtrain.core.wire import json_object
+from packtrain.supervise import ranks, stacks
+from packtrain.supervise.errands import Errands
+from packtrain.supervise.job import Job
+from packtrain.supervise.messages import (
+    AgentEvent,
+    CarrierEnded,
+    CarrierUp,
+    EndWorkers,
+    GiveOrder,
+    Launch,
+    Peers,
+    RankEnded,
+    RankReady,
+    Stacks,
+    TakeStacks,
+)
+from packtrain.supervise.one_node import status_text
+from packtrain.supervise.processes import MARK, Processes
+from packtrain.supervise.ranks import Rank
+from packtrain.supervise.sockets import remove_socket
+
+CARRIER_LIVED_NS = 60 * NS
+PAUSE_S_MAX = 30
+"""Before another carrier."""
+WHY_S = 1.0
+"""How long the end of a worker may wait for its journal and log, on a disk that may hang."""
+LOG_TAIL_BYTES = 8192
+JOURNAL_TAIL_BYTES = 256 << 10
+CONNECT_S = 1.0
+ANSWER_BYTES_MAX = 1 << 20
+CANNOT_EXECUTE = 126
+"""Exit status of what could not be started, as shells have it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an agent stands."""
+
+    node: str
+    home: str
+    host: str
+    incarnation: str
+    run: str
+    """Id of the run (job.run_id)."""
+
+    @property
+    def mark(self) -> str:
+        return f"{self.run}/{self.node}/{self.incarnation}"
+
+    @property
+    def beats(self) -> str:
+        return f"{self.home}/beats"
+
+    @property
+    def carrier(self) -> str:
+        return f"{self.home}/carrier"
+
+    @property
+    def control(self) -> str:
+        return f"{self.home}/control.json"
+
+    @property
+    def peers(self) -> str:
+        return f"{self.home}/peers.json"
+
+    def ask_carrier(self, platform: Platform, request: str) -> str:
+        """Send one line, wait for what comes of it: one line. May hang; raises OSError."""
+        sock = platform.stream_connect(self.carrier, CONNECT_S)
+        try:
+            sock.settimeout(None)
+            sock.sendall(request.encode() + b"\n")
+            received = b""
+            while data := sock.recv(1 << 16):
+                *lines, received = (received + data).split(b"\n")
+                for line in lines:
+                    answer = json_object(line, ANSWER_BYTES_MAX)
+                    if answer is not None and answer.get("re") != "accepted":
+                        return line.decode()
+        finally:
+            sock.close()
+        raise OSError("the carrier closed the connection")
+
+
+class Attempt:
+    """From `Launch` until nothing of it is left. `tell`: takes what happens."""
+
+    def __init__(
+        self, job: Job, place: Place, launch: Launch, platform: Platform, processes: Processes, errands: Errands,
+        tell: Callable[[AgentEvent], None], beats: str,
+    ) -> None:
+        self.number = launch.attempt
+        self.last_order = 0
+        self.over = False
+        """Nothing is left of it."""
+        self._job, self._place, self._launch, self._beats = job, place, launch, beats
+        self._platform, self._processes, self._errands, self._tell = platform, processes, errands, tell
+        self._logs = f"{job.run_folder}/logs/{launch.attempt:04d}"
+        self._workers: dict[int, Process] = {}
+        """Rank -> process, while it lives."""
+        self._ranks: dict[int, Rank] = {}
+        self._facts: dict[int, dict[str, str]] = {}
+        """What ranks said they begin from."""
+        self._started_ns = 0
+        self._carrier: Process | None = None
+        self._carrier_began_ns = self._carrier_again_ns = self._carrier_failures = 0
+        self._carrier_address = ""
+        self._ending: tuple[int, Callable[[], None]] | None = None
+        """(when the carrier is killed, what to call when it is gone)"""
+
+    # --- the beginning ---
+
+    def start(self, ns: int) -> str:
+        """Carrier and workers; why not, where that fails (nothing is left then)."""
+        try:
+            self._platform.mkdir(self._logs)
+            self._platform.write_replacing(self._place.control, order_bytes(NO_ORDER))
+            self._platform.write_replacing(self._place.peers, b"{}")
+            self._started_ns = ns
+            self._start_carrier(ns)
+        except OSError as error:
+            return self._refused(ns, error)
+        return self._start_workers(ns)
+
+    def add_workers(self, ns: int, launch: Launch) -> str:
+        """The carrier went ahead alone: now the ranks come."""
+        if self._ranks or self._ending is not None:
+            return f"attempt {self.number} has begun here already"
+        self._launch = launch
+        return self._start_workers(ns)
+
+    def _start_workers(self, ns: int) -> str:
+        try:
+            for local, rank in enumerate(self._launch.ranks):
+                env = {**self._env(), **self._worker_env(local, rank)}
+                self._workers[rank] = self._platform.spawn(
+                    self._job.worker, env, cwd=self._job.cwd or None, log_path=self._log(rank)
+                )
+                self._ranks[rank] = Rank(self.number, rank, ns, speaks=not self._job.plain)
+        except OSError as error:
+            return self._refused(ns, error)
+        return ""
+
+    def _refused(self, ns: int, error: OSError) -> str:
+        """What was started ends, and says so."""
+        self.end(ns, 0.0, lambda: None)
+        return f"an attempt cannot begin here: {error.strerror or error} ({error.filename or self._logs})"
+
+    def _log(self, rank: int) -> str:
+        return f"{self._logs}/{rank}.log"
+
+    def _env(self) -> dict[str, str]:
+        """Without what another packtrain may have put there."""
+        plain = {key: value for key, value in self._job.env.items() if not key.startswith("PACKTRAIN_")}
+        return {**plain, MARK: self._place.mark, contract.NODE: self._place.node}
+
+    def _worker_env(self, local: int, rank: int) -> dict[str, str]:
+        launch, place = self._launch, self._place
+        number, _, digest = launch.restore.partition(":")
+        host, _, port = launch.master.rpartition(":")
+        return worker_env(contract.Place(
+            run=self._job.run_folder, attempt=launch.attempt, fresh=not launch.restore,
+            restore=Restore(int(number), digest) if launch.restore else None,
+            carrier=place.carrier if self._job.carrier else "", socket=self._beats, control=place.control,
+            grace_s=self._job.supervise.grace_s, go_s=0.0 if self._job.plain else self._job.supervise.go_s,
+            node=place.node, failures=launch.failures, node_minutes=launch.node_minutes, rank=rank,
+            world_size=launch.world_size, local_rank=local,
+            local_world_size=len(launch.ranks), master_addr=host, master_port=int(port or 0),
+        ))
+
+    def _start_carrier(self, ns: int) -> None:
+        """Nobody waits for it to listen: a worker offers later than that, and tries again where it does not."""
+        if not self._job.carrier:
+            return
+        place = self._place
+        remove_socket(self._platform, place.carrier)
+        self._carrier_began_ns, self._carrier_again_ns, self._carrier_address = ns, 0, ""
+        config = msgspec.json.encode(self._job.checkpoint).decode()
+        words = ("--run", self._job.run_folder, "--socket", place.carrier, "--begin", str(self._launch.begin))
+        self._carrier = self._platform.spawn(
+            (*self._job.carrier, *words, "--checkpoint", config), self._env(),
+            log_path=f"{self._logs}/carrier-{place.node}.log",
+        )
+
+    # --- what goes on ---
+
+    @property
+    def living(self) -> bool:
+        """Whether a worker lives."""
+        return bool(self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the children that this attempt polls."""
+        children = [*self._workers.values(), *([self._carrier] if self._carrier is not None else [])]
+        return [child.pid for child in children]
+
+    @property
+    def progress(self) -> tuple[int, float]:
+        """(step completed by all ranks of this node, median seconds of a step); -1 and 0 where nobody knows."""
+        if not self._ranks:
+            return -1, 0.0
+        return min(one.step for one in self._ranks.values()), max(one.step_s for one in self._ranks.values())
+
+    def heard(self, ns: int, beat: Beat) -> None:
+        rank = self._ranks.get(beat.rank)
+        if rank is not None:
+            self._ranks[beat.rank], events = ranks.heard(rank, beat, ns)
+            self._tell_all(events)
+
+    def ready(self, said: Ready) -> None:
+        """It waits for GO; said again and again, told once."""
+        if said.rank in self._workers and self._facts.get(said.rank) != said.facts:
+            self._facts[said.rank] = said.facts
+            self._tell(RankReady(attempt=self.number, rank=said.rank, facts=said.facts))
+
+    def look(self, ns: int, gap_ns: int) -> None:
+        """Exits, silence, the carrier, the end. `gap_ns`: for so long nobody looked."""
+        for rank, worker in list(self._workers.items()):
+            status = worker.poll()
+            if status is not None:
+                self._ended(ns, rank, worker, status)
+            else:
+                self._ranks[rank], events = ranks.looked(self._ranks[rank], self._job.supervise, ns, gap_ns)
+                self._tell_all(events)
+        self._look_at_carrier(ns)
+        self._look_at_end(ns)
+
+    def _tell_all(self, events: list[AgentEvent]) -> None:
+        for event in events:
+            self._tell(event)
+
+    def _ended(self, ns: int, rank: int, worker: Process, status: int) -> None:
+        """It, and whatever it started and left behind, is gone; why is asked of a disk that may hang."""
+        del self._workers[rank]
+        self._processes.kill_group(worker)
+        step = self._ranks[rank].step
+
+        def told(why: tuple[dict[str, str], str] | Exception | None) -> None:
+            error, tail = why if isinstance(why, tuple) else ({}, "")
+            self._tell(RankEnded(attempt=self.number, rank=rank, status=status, step=step, error=error, tail=tail))
+
+        self._errands.start(ns, WHY_S, lambda: (self._last_error(rank), self._tail(rank)), told)
+
+    def _last_error(self, rank: int) -> dict[str, str]:
+        """The last error that a worker journalled in this attempt: name, what, where, fix."""
+        with suppress(OSError):
+            stem = f"trainer{rank}-{self._place.node}"
+            folder = f"{self._job.run_folder}/journal"
+            for ns, record in reversed(newest_records(self._platform, folder, stem, JOURNAL_TAIL_BYTES)):
+                if isinstance(record, ErrorSeen) and record.severity == "error" and ns >= self._started_ns:
+                    return {"name": record.name, "what": record.what, "where": record.where, "fix": record.fix}
+        return {}
+
+    def _tail(self, rank: int) -> str:
+        with suppress(OSError):
+            path = self._log(rank)
+            start = max(0, self._platform.size(path) - LOG_TAIL_BYTES)
+            return self._platform.read(path, start, LOG_TAIL_BYTES).decode(errors="replace")
+        return ""
+
+    def _look_at_carrier(self, ns: int) -> None:
+        if self._carrier is not None:
+            status = self._carrier.poll()
+            if status is None:
+                self._find_address()
+                return
+            self._carrier = None
+            if self._ending is None:
+                self._carrier_ended(ns, status_text(status))
+        elif self._carrier_again_ns and ns >= self._carrier_again_ns and self._ending is None:
+            try:
+                self._start_carrier(ns)
+            except OSError as error:
+                self._carrier_ended(ns, f"it cannot be started: {error.strerror}")
+
+    def _carrier_ended(self, ns: int, why: str) -> None:
+        """Another one, at once the first time, then later and later. The workers are not touched."""
+        lived = ns - self._carrier_began_ns > CARRIER_LIVED_NS
+        failures = 0 if lived else self._carrier_failures
+        pause_s = min(PAUSE_S_MAX, 2 ** (failures - 1)) if failures else 0
+        self._carrier_failures, self._carrier_again_ns = failures + 1, ns + pause_s * NS
+        self._tell(CarrierEnded(attempt=self.number, why=why))
+
+    def _find_address(self) -> None:
+        """Where it listens for others, once it does."""
+        if self._carrier_address or self._job.nodes + self._job.spares == 1:
+            return
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            self._carrier_address = str(self._platform.read_json(f"{self._place.carrier}.address")["address"])
+            self._tell(CarrierUp(attempt=self.number, address=self._carrier_address))
+
+    # --- what is asked for ---
+
+    def do(self, ns: int, action: EndWorkers | GiveOrder | TakeStacks | Peers) -> str:
+        """Why it could not be done; empty: it is done."""
+        match action:
+            case EndWorkers():
+                self._kill_workers()
+            case GiveOrder():
+                return self._order(action)
+            case TakeStacks():
+                for rank, worker in self._workers.items():
+                    self._take_stacks(ns, rank, worker.pid)
+            case Peers():
+                return self._write(self._place.peers, msgspec.json.encode(action.addresses))
+        return ""
+
+    def _order(self, action: GiveOrder) -> str:
+        self.last_order = max(self.last_order, action.order)
+        error = self._write(self._place.control, order_bytes(Order(action.order, action.word, action.a, action.b)))
+        if error and action.word in (contract.Word.STOP, contract.Word.DRAIN):
+            for worker in self._workers.values():
+                worker.send_signal(signal.SIGTERM)  # which every worker takes for the word STOP
+            return ""
+        return error
+
+    def _write(self, path: str, data: bytes) -> str:
+        try:
+            self._platform.write_replacing(path, data)
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        return ""
+
+    def _take_stacks(self, ns: int, rank: int, pid: int) -> None:
+        def told(taken: stacks.Taken | Exception | None) -> None:
+            found = taken if isinstance(taken, stacks.Taken) else stacks.Taken(f"not within 2 s: {taken or ''}", "")
+            self._tell(Stacks(attempt=self.number, rank=rank, how=found.how, text=found.text))
+
+        scratch = f"{self._place.home}/stacks-{rank}"
+        self._errands.start(
+            ns, stacks.STACKS_S, lambda: stacks.take(self._platform, pid, self._log(rank), scratch), told
+        )
+
+    # --- the end ---
+
+    def _kill_workers(self) -> None:
+        """With all they started: their groups first, then what left those, known by its mark."""
+        for worker in self._workers.values():
+            self._processes.kill_group(worker)
+        for one in self._processes.marked(self._place.run, self._place.node):
+            if one.mark == self._place.mark and one.attempt == str(self.number):
+                self._processes.kill(one.pid)
+
+    def end(self, ns: int, carrier_s: float, then: Callable[[], None]) -> None:
+        """The carrier may finish the saves it took; `then` is called when all is gone."""
+        self._kill_workers()
+        self._ending = (ns + round(carrier_s * NS), then)
+        if self._carrier is not None:
+            self._carrier.send_signal(signal.SIGTERM)
+
+    def _look_at_end(self, ns: int) -> None:
+        if self._ending is None:
+            return
+        end_ns, then = self._ending
+        if self._carrier is not None and ns >= end_ns:
+            self._processes.kill_group(self._carrier)
+        if self._carrier is None and not self._workers:
+            self._kill_workers()
+            self.over = True
+            then()
+
+    def end_now(self) -> None:
+        """Nothing stays behind, and nobody waits: what hangs in a dead file system goes when that comes back."""
+        self._kill_workers()
+        if self._carrier is not None:
+            self._processes.kill_group(self._carrier)

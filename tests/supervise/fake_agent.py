@@ -1,0 +1,155 @@
+"""An agent in virtual time: scripted workers, a link made of two lists, and processes that leave nothing behind."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from packtrain.core.contract import Beat, Ready
+from packtrain.core.fake import FakeDisk, FakePlatform, FakeProcess
+from packtrain.core.fake_process import Program
+from packtrain.core.platform import Process
+from packtrain.core.units import NS
+from packtrain.supervise import keys
+from packtrain.supervise.agent import Agent
+from packtrain.supervise.attempt import Place
+from packtrain.supervise.config import SuperviseConfig
+from packtrain.supervise.job import Job
+from packtrain.supervise.keys import Address
+from packtrain.supervise.messages import Action, AgentEvent, Do, Edge, FromAgent, FromCoordinator, Launch, Welcome
+from packtrain.supervise.processes import Marked, Processes
+from packtrain.supervise.requests import Requests
+
+T = TypeVar("T")
+RUN, HOME = "/runs/small", "/node/n0"
+JOB = Job(
+    name="small", run_folder=RUN, worker=("worker",), carrier=("carrier",), env={"A": "1", "PACKTRAIN_OLD": "1"},
+    version="1", supervise=SuperviseConfig(grace_s=5.0),
+)
+
+
+class FakeLink:
+    def __init__(self, platform: FakePlatform) -> None:
+        self.platform = platform
+        self.calls: list[Address] = []
+        self.sent: list[FromAgent] = []
+        self.inbox: list[FromCoordinator] = []
+
+    def call(self, address: Address) -> None:
+        self.calls.append(address)
+
+    def send(self, message: FromAgent) -> bool:
+        self.sent.append(message)
+        return True
+
+    def receive(self) -> list[FromCoordinator]:
+        arrived, self.inbox = self.inbox, []
+        return arrived
+
+    def wait(self, timeout_s: float, also: Iterable[Any] = ()) -> None:
+        self.platform.pause(timeout_s)
+
+
+class FakeEars:
+    path = f"{HOME}/beats"
+
+    def __init__(self) -> None:
+        self.said: list[Beat | Ready] = []
+
+    def arrived(self) -> list[Beat | Ready]:
+        arrived, self.said = self.said, []
+        return arrived
+
+
+class FakeProcesses(Processes):
+    """Groups of one; strays are what a test puts there."""
+
+    def __init__(self) -> None:
+        self.strays: list[Marked] = []
+        self.killed: list[int] = []
+
+    def adopt_orphans(self) -> None: ...
+
+    def bury_orphans(self, ours: Iterable[int]) -> None: ...
+
+    def kill_group(self, process: Process) -> None:
+        process.send_signal(signal.SIGKILL)
+
+    def kill(self, pid: int) -> None:
+        self.killed.append(pid)
+        self.strays = [one for one in self.strays if one.pid != pid]
+
+    def marked(self, run: str, node: str) -> list[Marked]:
+        return list(self.strays)
+
+
+class Node:
+    """An agent, and the coordinator that the test plays."""
+
+    def __init__(self, job: Job = JOB, programs: dict[str, Program | int] | None = None) -> None:
+        self.disk = FakeDisk()
+        self.programs: dict[str, Program | int] = {"worker": catching, "carrier": catching, **(programs or {})}
+        self.platform = FakePlatform(self.disk, "n0", programs=lambda argv: self.programs.get(argv[0]))
+        for folder in (RUN, f"{RUN}/journal", HOME):
+            self.platform.mkdir(folder)
+        self.link, self.ears = FakeLink(self.platform), FakeEars()
+        self.processes, self.requests = FakeProcesses(), Requests()
+        self.job, self.seq, self.id, self.heard = job, 0, 0, 0
+        self.agent = self.incarnation()
+        keys.write_address(self.platform, HOME, Address(address="tcp://c:1", server_key="k", term=1))
+
+    def incarnation(self) -> Agent:
+        place = Place("n0", HOME, "host", self.platform.token(), "run")
+        return Agent(
+            self.job, place, self.platform, self.link, self.ears, self.processes, self.requests, f"{HOME}/address"
+        )
+
+    def pass_s(self, seconds: float) -> None:
+        end_ns = self.platform.boot_ns() + round(seconds * NS)
+        while self.agent.exit_code is None:
+            self.agent.turn()
+            if self.platform.boot_ns() >= end_ns:
+                break
+            self.platform.pause(0.05)
+
+    def join(self, term: int = 1) -> None:
+        self.pass_s(0.1)
+        self.link.inbox.append(Welcome(term=term, seq=self.heard))
+        self.pass_s(0.1)
+
+    def do(self, action: Action, id: int = 0, term: int = 1) -> int:
+        self.id += 1
+        self.link.inbox.append(Do(term=term, id=id or self.id, action=action))
+        self.pass_s(0.1)
+        return id or self.id
+
+    def events(self, kind: type[T]) -> list[T]:
+        """Each once, however often it was said."""
+        edges = {m.seq: m.event for m in self.link.sent if isinstance(m, Edge)}
+        return [event for _, event in sorted(edges.items()) if isinstance(event, kind)]
+
+    def happened(self) -> list[AgentEvent]:
+        return self.events(object)  # type: ignore[arg-type]
+
+    def beat(self, phase: str, step: int, attempt: int = 1, rank: int = 0) -> None:
+        self.seq += 1
+        self.ears.said.append(Beat(self.seq, attempt, rank, 1, phase, step, {}))
+        self.pass_s(0.05)
+
+    def children(self, name: str) -> list[FakeProcess]:
+        return [child for child in self.platform.children if child.argv[0] == name]
+
+
+def catching(process: FakeProcess) -> None:
+    """Lives until it is killed, or ends on SIGTERM."""
+
+
+def stubborn(process: FakeProcess) -> None:
+    process.catches.add(signal.SIGTERM)
+
+
+def launch(attempt: int = 1, ranks: Sequence[int] = (0,), restore: str = "") -> Launch:
+    return Launch(
+        attempt=attempt, begin=attempt, ranks=tuple(ranks), world_size=len(ranks), master="host:123", restore=restore
+    )
