@@ -42,7 +42,7 @@ class Wish(msgspec.Struct, frozen=True):
     digest: str
     step: int
     head: int
-    """Last number of the log when this was asked."""
+    """Number of the last record that was no `term` when this was asked."""
     written_s: float
 
 
@@ -112,7 +112,8 @@ def wished(platform: Platform, run_folder: str, log: CommitLog) -> Commit | None
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _unknown(f"what the next attempt is to begin from cannot be read: {error}", run_folder) from error
-    if asked.head != log.head():
+    last = log.last()
+    if asked.head != (last.number if last else 0):
         return None
     commit = log.read(asked.commit)
     if commit is None or commit.kind != "save" or commit.digest != asked.digest:

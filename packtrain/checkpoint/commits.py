@@ -19,7 +19,7 @@ from typing import Literal
 import google_crc32c
 import msgspec
 
-from packtrain.core.errors import CommitStale, CommitsUnfit, CommitUnknown, RunMoved
+from packtrain.core.errors import CommitStale, CommitsUnfit, CommitUnknown, RunMoved, TermLost
 from packtrain.core.platform import Platform
 
 DIGITS = 12
@@ -32,16 +32,17 @@ _REFUSED = (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.ENOSYS, errno.EMLINK)
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """One record. `begin`: an attempt starts from what `parent` leads to. `save`: a checkpoint was published. `moved`:
-    with a place, the last one ever, because the log goes on there; without one, what goes on here was a copy before."""
+    with a place, the last one ever, because the log goes on there; without one, what goes on here was a copy before.
+    `term`: a coordinator leads from here on; it says nothing of checkpoints, and what reads those passes over it."""
 
     v: int = 1
     number: int
-    kind: Literal["begin", "save", "moved"]
+    kind: Literal["begin", "save", "moved", "term"]
     attempt: int
     step: int
     """save: batches consumed. begin: step it restores, -1 when it starts from nothing."""
     parent: int
-    """The record this one follows: for a save, the attempt's save before it or its begin. 0: none."""
+    """The record this one follows: for a save, the attempt's save before it or its begin; never a `term`. 0: none."""
     nonce: str
     digest: str = ""
     """save: SHA-256 of manifest.json."""
@@ -50,16 +51,19 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     writers: tuple[str, ...] = ()
     """begin: whose parts make a whole save."""
     node: str = ""
-    """begin: where saves are published, the node of rank 0."""
+    """begin: where saves are published, the node of rank 0. term: where the coordinator runs."""
     memory: tuple[int, int, str] | None = None
     """begin: (attempt, step, digest) held in memory, which restore prefers to `parent`."""
     place: str = ""
     """moved: the run folder in which the log goes on; "" in that folder itself. save: under which `checkpoints` lies
-    that holds it, where that is not the run folder's."""
+    that holds it, where that is not the run folder's. term: folder in which its coordinator writes down decisions."""
+    term: int = 0
+    """The highest so far: every record carries it on. 0: nobody has led by a term yet."""
 
 
 class CommitLog:
-    """The log in one directory. Every error is CommitStale or CommitUnknown; safe to use from several processes."""
+    """The log in one directory. Every error is CommitStale, TermLost or CommitUnknown. Safe to use from several
+    processes."""
 
     def __init__(self, platform: Platform, folder: str) -> None:
         self._platform = platform
@@ -105,9 +109,13 @@ class CommitLog:
         return low
 
     def last(self) -> Commit | None:
-        """The record at the head; None for an empty log."""
+        """The last record that is no `term`; None where there is none."""
+        return next(self.follow(self.head()), None)
+
+    def term(self) -> int:
+        """The highest term taken; 0: none."""
         number = self.head()
-        return self._must_read(number) if number else None
+        return self._must_read(number).term if number else 0
 
     def begun(self) -> Commit | None:
         """The record that began the last attempt; None for an empty log."""
@@ -117,12 +125,13 @@ class CommitLog:
         return [self._must_read(number) for number in range(1, self.head() + 1)]
 
     def follow(self, number: int) -> Iterator[Commit]:
-        """The record and its ancestors, latest first."""
+        """The record and its ancestors, latest first; a `term` is passed over."""
         while number:
             commit = self._must_read(number)
             if not 0 <= commit.parent < number:
                 raise self._damaged(f"record {number} claims to follow {commit.parent}", self.path(number))
-            yield commit
+            if commit.kind != "term":
+                yield commit
             number = commit.parent
 
     def lineage(self, number: int) -> list[Commit]:
@@ -167,13 +176,13 @@ class CommitLog:
 
     def begin(
         self, parent: int | None, writers: Sequence[str], node: str, attempt: int | None = None,
-        memory: tuple[int, int, str] | None = None,
+        memory: tuple[int, int, str] | None = None, term: int | None = None,
     ) -> Commit:
         """Begin an attempt that restores what record `parent` leads to; from here on no earlier attempt can publish.
 
         `parent` None: whatever the log leads to at that moment. 0: from nothing, allowed only where no save would be
         abandoned by it. Raises CommitStale when another attempt began meanwhile, or `attempt` is not above all others,
-        RunMoved where the log is closed.
+        TermLost when somebody leads with a higher term than `term`, RunMoved where the log is closed.
         """
         seen = [-1]
 
@@ -187,8 +196,23 @@ class CommitLog:
             restored = self._save_before(chosen)
             step = memory[1] if memory else restored.step if restored else -1
             return Commit(
-                number=last.number + 1 if last else 1, kind="begin", attempt=attempt or begun + 1, step=step,
+                number=0, kind="begin", attempt=attempt or begun + 1, step=step,
                 parent=chosen, nonce=nonce, writers=tuple(writers), node=node, memory=memory,
+            )
+
+        return self._append(decide, term)
+
+    def take_term(self, node: str, place: str) -> Commit:
+        """Lead from here on: coordinators of lower terms begin nothing any more. `place`: folder of its decisions.
+
+        Raises RunMoved where the log is closed.
+        """
+
+        def decide(last: Commit | None, nonce: str) -> Commit:
+            self._require_open(last)
+            return Commit(
+                number=0, kind="term", attempt=last.attempt if last else 0, step=-1, parent=last.number if last else 0,
+                nonce=nonce, node=node, place=place,
             )
 
         return self._append(decide)
@@ -212,7 +236,7 @@ class CommitLog:
             if last.kind == "save" and last.step >= step:
                 raise self._stale(f"step {last.step} is published, so step {step} is late", "stop this process")
             return Commit(
-                number=last.number + 1, kind="save", attempt=attempt, step=step, parent=last.number, nonce=nonce,
+                number=0, kind="save", attempt=attempt, step=step, parent=last.number, nonce=nonce,
                 digest=digest, folder=folder, place=place,
             )
 
@@ -244,7 +268,7 @@ class CommitLog:
 
     def _moved(self, last: Commit | None, nonce: str, parent: int, attempt: int, place: str) -> Commit:
         return Commit(
-            number=last.number + 1 if last else 1, kind="moved", attempt=max(attempt, last.attempt if last else 0),
+            number=0, kind="moved", attempt=max(attempt, last.attempt if last else 0),
             step=-1, parent=parent, nonce=nonce, place=place,
         )
 
@@ -270,18 +294,32 @@ class CommitLog:
     def _is_mine(self, last: Commit, attempt: int, step: int) -> bool:
         return last.nonce in self._nonces and (last.kind, last.attempt, last.step) == ("save", attempt, step)
 
-    def _append(self, decide: Callable[[Commit | None, str], Commit]) -> Commit:
+    def _append(self, decide: Callable[[Commit | None, str], Commit], term: int | None = None) -> Commit:
         """Link the record that `decide` makes of the last one; when its number is taken first, decide again."""
         for _ in range(RACES_MAX):
-            last = self.last()
+            head = self._must_read(self._known) if self.head() else None
+            last = head if head is None or head.kind != "term" else next(self.follow(head.parent), None)
             record = decide(last, self._platform.token(16))
             if record is last:
                 self._sync()
                 return record
+            record = self._numbered(record, head, term)
             if self._linked(record):
                 self._known = record.number
                 return record
         raise self._unknown(f"{RACES_MAX} numbers in a row were taken by other writers", self._folder)
+
+    def _numbered(self, record: Commit, head: Commit | None, term: int | None) -> Commit:
+        """After `head`, in its term or the next."""
+        highest = head.term if head else 0
+        if term is not None and highest > term:
+            raise TermLost(
+                f"another coordinator leads this run, with term {highest}; this one has {term}", where=self._folder,
+                fix="nothing: this one stops",
+            )
+        return msgspec.structs.replace(
+            record, number=head.number + 1 if head else 1, term=highest + (record.kind == "term")
+        )
 
     def _linked(self, record: Commit) -> bool:
         """True: the record has its number, durably. False: another has it."""

@@ -29,9 +29,10 @@ def restore(run: Run, step: Save) -> None:
     with unheld(platform, folder, "packtrain ckpt restore"):
         log = published.log_of(platform, folder)
         log.require_open()
+        last = log.last()
         commit = published.named(platform, folder, step)
         open_checkpoint(platform, folder, commit)  # what does not open is refused now, not in the night
-        asked.wish(platform, folder, commit, log.head())
+        asked.wish(platform, folder, commit, last.number if last else 0)
         lost = abandoned(log, commit)
     typer.echo(f"the next attempt of {run} begins from step {commit.step} (attempt {commit.attempt}, {commit.folder})")
     if lost:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packtrain.checkpoint import asked
 from packtrain.checkpoint.commits import Commit, CommitLog, parse_record, render_record
-from packtrain.core.errors import CommitStale, CommitsUnfit, CommitUnknown
-from packtrain.core.fake import FakeDisk, FakePlatform, Fault, duplicate, fail, late, lost_reply, stale
+from packtrain.core.errors import CommitStale, CommitsUnfit, CommitUnknown, RunMoved, TermLost
+from packtrain.core.fake import Baton, FakeDisk, FakePlatform, Fault, duplicate, explore, fail, late, lost_reply, stale
 from packtrain.core.platform import LocalPlatform
 from tests.checkpoint.worlds import RUN, make_run
 
@@ -245,3 +246,108 @@ def test_a_directory_whose_link_lies_is_unfit():
 
     with pytest.raises(CommitsUnfit, match="second link"):
         make_run(Lies(FakeDisk(), "a"))
+
+
+def test_a_term_says_nothing_of_checkpoints():
+    """Terms take numbers and count up; what reads checkpoints passes over them, and none is a parent."""
+    platform, log = fresh()
+    assert log.term() == 0 and log.take_term("n", "/home/a").term == 1
+    assert log.last() is None and log.begun() is None and log.restore_point() is None and log.head() == 1
+    first = begin(log, 0, term=1)
+    save = log.publish(1, 10, "d", "step-00000010.a0001.t1")
+    assert log.take_term("m", "/home/b").term == 2
+    assert log.last() == save == log.restore_point() and log.begun() == first
+    late = log.publish(1, 20, "e", "step-00000020.a0001.t1")
+    assert (late.number, late.parent, late.term) == (5, 3, 2)
+    assert [c.number for c in log.lineage(log.head())] == [5, 3, 2]
+    assert CommitLog(platform, LOG).term() == 2
+
+
+def test_a_term_hides_no_save_from_its_writer():
+    """After a term a step that is published is late as before, and one's own record is still recognized."""
+    platform, log = fresh()
+    begin(log, 0)
+    save = log.publish(1, 10, "d", "f")
+    CommitLog(platform, LOG).take_term("n", "/home/a")
+    assert log.publish(1, 10, "d", "f") == save
+    with pytest.raises(CommitStale):
+        CommitLog(platform, LOG).publish(1, 10, "d", "f")
+    begin(log)
+    with pytest.raises(CommitStale):
+        log.publish(1, 20, "d", "f")
+
+
+def test_a_lower_term_begins_nothing():
+    """A coordinator that finds a higher term than its own is told so and begins nothing; one without terms may."""
+    platform, log = fresh()
+    mine = log.take_term("n", "/home/a").term
+    begin(log, 0, term=mine)
+    CommitLog(platform, LOG).take_term("m", "/home/b")
+    with pytest.raises(TermLost, match="term 2"):
+        begin(log, term=mine)
+    assert begin(log, term=2).attempt == 2 and begin(log).attempt == 3
+
+
+def test_a_closed_log_takes_no_term():
+    """Nobody leads a run that goes on elsewhere."""
+    _, log = fresh()
+    begin(log, 0)
+    log.close("/elsewhere")
+    with pytest.raises(RunMoved):
+        log.take_term("n", "/home/a")
+
+
+def test_a_wish_outlives_a_term():
+    """What a person asked the next attempt to begin from is not forgotten because a coordinator leads in between."""
+    platform, log = fresh()
+    begin(log, 0)
+    save = log.publish(1, 10, "d", "step-00000010.a0001.t1")
+    log.publish(1, 20, "e", "step-00000020.a0001.t1")
+    asked.wish(platform, RUN, save, log.last().number)
+    term = log.take_term("n", "/home/a").term
+    assert asked.wished(platform, RUN, log) == save
+    begin(log, save.number, term=term)
+    assert asked.wished(platform, RUN, log) is None
+
+
+class Leaders:
+    """Two coordinators, each of which takes a term, begins an attempt and publishes, all steps of both interleaved."""
+
+    def __init__(self, choices):
+        self.disk = FakeDisk()
+        setup = FakePlatform(self.disk, "setup")
+        make_run(setup)
+        self.disk.sync_all()
+        self.baton = Baton(choices, self.disk.clock, 2, lambda op, path: op in ("read", "link"))
+        self.choices, self.led = choices, {}
+
+    def lead(self, name):
+        platform = FakePlatform(self.disk, name, self.baton)
+        log = CommitLog(platform, LOG)
+        term = log.take_term(name, f"/home/{name}").term
+        try:
+            self.led[name] = (term, log.begin(None, WRITERS, "node", term=term))
+        except (TermLost, CommitStale):
+            self.led[name] = (term, None)
+
+    def run(self):
+        for outcome in self.baton.run(lambda: self.lead("a"), lambda: self.lead("b")):
+            assert outcome.error is None, f"{outcome.error!r}: {self.choices}"
+        records = CommitLog(FakePlatform(self.disk, "judge"), LOG).all()
+        highest = 0
+        for record in records:
+            begun = [term for term, begin in self.led.values() if begin == record]
+            assert not begun or begun == [highest], f"term {begun} began under term {highest}: {self.choices}"
+            highest = max(highest, record.term)
+        assert sorted(term for term, _ in self.led.values()) == [1, 2], self.choices
+        leader = next(begin for term, begin in self.led.values() if term == 2)
+        assert leader is not None or any(begin for _, begin in self.led.values()), self.choices
+
+
+def test_of_two_leaders_one_is_obeyed():
+    """In every interleaving of two coordinators their terms differ, and none begins an attempt after a higher term."""
+    worlds = 0
+    for choices in explore():
+        Leaders(choices).run()
+        worlds += 1
+    assert worlds > 50
