@@ -13,7 +13,7 @@ from typing import Protocol
 from packtrain.supervise.delivery import NodeSide
 from packtrain.supervise.detect import Pace, Silence
 from packtrain.supervise.events import AnyEvent, Finish, FromNode, Joined, Tick
-from packtrain.supervise.messages import Did, Edge, FromAgent, FromCoordinator, Hello, Outdated, Pulse
+from packtrain.supervise.messages import AskCarrier, Did, Edge, FromAgent, FromCoordinator, Hello, Outdated, Pulse
 from packtrain.supervise.policy import decide
 from packtrain.supervise.state import FINISHED, RUNNING, AnyRecord, Consumed, Issued, State, evolve
 
@@ -37,6 +37,9 @@ class Desk:
         self._term, self._log, self._ns = term, log, ns
         self._events: list[AnyEvent] = []
         self._own: list[Issued] = []
+        self._carriers: set[int] = set()
+        """Actions that ask a carrier for something."""
+        self._answers: list[str] = []
         self._sides = {name: NodeSide(term, node.agent, node.seq) for name, node in state.nodes.items()}
         self._silence = Silence(state.run.setup.supervise.node_silent_s)
         self._pace = Pace(state.run.attempt, state.run.world)
@@ -144,6 +147,12 @@ class Desk:
                 side.logged()
                 if isinstance(edge.event, Did):
                     side.did(edge.event.id)
+                    self._answered(edge.event)
+
+    def _answered(self, did: Did) -> None:
+        if did.id in self._carriers:
+            self._carriers.discard(did.id)
+            self._answers.append(did.data)
 
     def _welcome(self, joined: Joined) -> None:
         side = self._sides.get(joined.node)
@@ -155,6 +164,7 @@ class Desk:
     def _issue(self, issued: Issued) -> None:
         if issued.action is not None:
             self._sides[issued.node].ask(issued.id, issued.action)
+            self._carriers |= {issued.id} if isinstance(issued.action, AskCarrier) else set()
         else:
             self._own.append(issued)
 
@@ -168,3 +178,18 @@ class Desk:
         """Actions of the coordinator itself that are to be done now, each once."""
         own, self._own = self._own, []
         return own
+
+    def answers(self) -> list[str]:
+        """What carriers said to what they were asked for, each once; empty: they could not be asked."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    @property
+    def carrier_asked(self) -> bool:
+        """Whether one has yet to answer."""
+        return bool(self._carriers)
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Node of the attempt that runs -> the last step that its ranks completed; -1: not known."""
+        return self._pace.steps

@@ -73,21 +73,22 @@ class Pace:
 
     def __init__(self, attempt: int, nodes: int) -> None:
         self.attempt, self._nodes = attempt, nodes
-        self._steps: dict[str, int] = {}
+        self.steps: dict[str, int] = {}
+        """Node -> the last step that its ranks completed."""
         self._step_s: dict[str, float] = {}
         self._slow_since: dict[str, int] = {}
         self._told: set[str] = set()
         self._told_step, self._told_ns = -1, 0
 
     def heard(self, node: str, step: int, step_s: float) -> None:
-        self._steps[node], self._step_s[node] = step, step_s
+        self.steps[node], self._step_s[node] = step, step_s
 
     def look(self, ns: int) -> list[Progress | Slow]:
         return [*self._progress(ns), *self._slow(ns)]
 
     def _progress(self, ns: int) -> list[Progress]:
         """Completed by all: told when it is the first, and then seldom."""
-        step = min(self._steps.values()) if len(self._steps) >= self._nodes else -1
+        step = min(self.steps.values()) if len(self.steps) >= self._nodes else -1
         if step <= self._told_step or (self._told_step >= 0 and ns - self._told_ns < PROGRESS_NS):
             return []
         self._told_step, self._told_ns = step, ns

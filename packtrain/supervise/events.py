@@ -139,6 +139,12 @@ class Published(Event, tag="published"):
     step: int
 
 
+class CarrierWanted(Event, tag="carrier_wanted"):
+    """There is something for the carrier that publishes to do: a request of its wire, one line of JSON."""
+
+    request: str
+
+
 class Asked(Event, tag="asked"):
     """A person, or the machine, asks. `op`: stop, pause, resume, save, drain, cordon, uncordon, replace, set."""
 
@@ -156,7 +162,8 @@ class Tick(Event, tag="tick"):
 
 
 AnyEvent = (
-    Opened | Joined | Silent | Back | FromNode | Begun | Done | Progress | Slow | Published | Asked | Tick
+    Opened | Joined | Silent | Back | FromNode | Begun | Done | Progress | Slow | Published | CarrierWanted | Asked
+    | Tick
 )
 
 

@@ -32,6 +32,7 @@ from packtrain.supervise.events import (
     Begin,
     Begun,
     BringBack,
+    CarrierWanted,
     Done,
     FromNode,
     Joined,
@@ -43,7 +44,7 @@ from packtrain.supervise.events import (
     Tick,
     Write,
 )
-from packtrain.supervise.messages import EndAttempt, Launch
+from packtrain.supervise.messages import AskCarrier, EndAttempt, Launch
 from packtrain.supervise.state import (
     BEGINNING,
     BRINGING,
@@ -121,6 +122,8 @@ def _take(turn: Turn, event: AnyEvent, before: State) -> None:
             slow(turn, event)
         case Published():
             _published(turn)
+        case CarrierWanted():
+            _ask_carrier(turn, event.request)
         case Asked():
             asked(turn, event)
         case Tick():
@@ -358,6 +361,13 @@ def _grow(turn: Turn) -> None:
     larger = _larger(turn) if turn.run.world < turn.run.setup.nodes else 0
     if bool(larger) != bool(turn.run.grow_ns):
         turn.set(grow_ns=turn.ns if larger else 0)
+
+
+def _ask_carrier(turn: Turn, request: str) -> None:
+    """Of the node that publishes; one request at a time, and another one is made after the next save."""
+    busy = any(isinstance(one.action, AskCarrier) for one in turn.pending)
+    if turn.run.stage == RUNNING and not busy:
+        turn.do(members(turn.nodes)[0], AskCarrier(attempt=turn.run.attempt, request=request))
 
 
 def _published(turn: Turn) -> None:

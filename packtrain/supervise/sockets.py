@@ -89,6 +89,14 @@ def remove_socket(platform: Platform, path: str) -> None:
         platform.unlink(path)
 
 
+def free_port() -> int:
+    """A port that nobody listens on just now; whoever takes it first has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
+        one.bind(("", 0))
+        port: int = one.getsockname()[1]
+    return port
+
+
 class BeatSocket:
     """Receives the beats of one node's workers. Raises RunUnusable where the socket cannot be made."""
 

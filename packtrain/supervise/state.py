@@ -187,6 +187,8 @@ class Rank(Struct):
 
 
 class State(Struct):
+    ns: int = 0
+    """Of the last event: where the watched clock goes on."""
     run: Run = Run()
     nodes: dict[str, Node] = {}
     ranks: dict[int, Rank] = {}
@@ -267,6 +269,7 @@ def change(struct: Any, **fields: Any) -> Any:
 
 def _consumed(state: State, event: AnyEvent) -> State:
     """An edge is never consumed again, and what was done is pending no longer."""
+    state = change(state, ns=max(state.ns, event.ns))
     if isinstance(event, FromNode):
         node = change(state.nodes[event.node], seq=event.seq)
         state = change(state, nodes={**state.nodes, event.node: node})

@@ -1,0 +1,321 @@
+"""The coordinator of a run: `python -P -m packtrain.supervise.coordinator --job FILE --home FOLDER`.
+
+Holds the run, leads it under a term, hears agents, asks them for what the policy decides, answers persons. What to do
+is decided in policy.py, at the desk (desk.py); this file only carries it out. Killing it touches no worker: the next
+one goes on from the log in its home.
+
+In:   messages of agents, requests on `<home>/operator`, the run's journal.
+Out:  actions for agents, records in the commit log and the journal, `<home>/address`, `<home>/finish` at the end.
+      Exit codes: 0 done · 70 no progress · 75 stopped on request, or the world got in the way · 78 configuration.
+Fails: RunHeld, RunMoved, CommitsUnfit, CommitUnknown, DecisionsDamaged, RunUnusable, TermLost, and what `finish` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+
+from packtrain.checkpoint.commits import CommitLog
+from packtrain.checkpoint.reader import survey
+from packtrain.checkpoint.retention import plan
+from packtrain.core.errors import PacktrainError, RunHeld, TermLost
+from packtrain.core.holder import hold
+from packtrain.core.journal import Journal, Tail
+from packtrain.core.platform import LocalPlatform, Platform
+from packtrain.core.records import (
+    AttemptBegan,
+    AttemptEnded,
+    CoordinatorBegan,
+    NodeSuspected,
+    OrderGiven,
+    PhaseTotals,
+    RetentionDone,
+    RunCreated,
+    RunFinished,
+    SaveDone,
+)
+from packtrain.core.wire import json_object
+from packtrain.monitor.fold import Facts
+from packtrain.supervise import local
+from packtrain.supervise.asked import refusal
+from packtrain.supervise.beginning import Beginnings
+from packtrain.supervise.console import FINISH
+from packtrain.supervise.decisions import Decisions
+from packtrain.supervise.desk import Desk
+from packtrain.supervise.detect import WatchedClock
+from packtrain.supervise.events import (
+    Asked,
+    Begin,
+    BringBack,
+    CarrierWanted,
+    Done,
+    Finish,
+    Opened,
+    OwnAction,
+    Published,
+    Setup,
+    WrapUp,
+    Write,
+)
+from packtrain.supervise.hosts import Hosts
+from packtrain.supervise.job import Job, read_job
+from packtrain.supervise.keys import Address, write_address
+from packtrain.supervise.link import Arrived, Listener
+from packtrain.supervise.messages import FromCoordinator
+from packtrain.supervise.operator import Operator, refused
+from packtrain.supervise.status import status
+from packtrain.supervise.waits import Waits
+
+LOOK_S = 0.1
+"""A look at everything comes at least this often; a message or a request wakes it earlier."""
+DECISIONS = "decisions"
+ANSWER_BYTES_MAX = 1 << 20
+
+
+class Link(Protocol):
+    """The coordinator's end of the link: `link.Listener`, or one of a test."""
+
+    address: Address
+
+    def wait(self, timeout_s: float, also: Iterable[Any] = ()) -> None: ...
+
+    def receive(self) -> list[Arrived]: ...
+
+    def send(self, peer: bytes, message: FromCoordinator) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class Coordinator:
+    """One, from its term to its end. Raises what the module says under "Fails"."""
+
+    def __init__(self, job: Job, platform: Platform, home: str, link: Link) -> None:
+        self._job, self._platform, self._home, self._link = job, platform, home, link
+        self._log = CommitLog(platform, f"{job.run_folder}/commits")
+        self._log.probe()
+        decisions = f"{home}/{DECISIONS}"
+        self._decisions = Decisions(platform, decisions)
+        state = self._decisions.replay()
+        self._term = self._log.take_term(platform.node(), decisions).term
+        self._clock = WatchedClock(state.ns, platform.boot_ns())
+        self._desk = Desk(state, self._term, self._decisions, self._clock.ns)
+        self._beginnings = Beginnings(platform, job, self._log, self._term)
+        self._waits, self._hosts = Waits(platform, job, self._log), Hosts(platform, job.run_folder)
+        self._journal = Journal(platform, f"{job.run_folder}/journal", role="coordinator")
+        self._tail = Tail(platform, f"{job.run_folder}/journal")
+        self._past = Facts()
+        """What is known of attempts, nothing else: how often they failed."""
+        self._published = -1
+        self._peers: dict[str, bytes] = {}
+        self._operator = Operator(platform, home, self._answer)
+        self._finish: Finish | None = None
+
+    def run(self) -> Finish:
+        """Until the run is over. Raises TermLost where another coordinator leads."""
+        self._open()
+        while self._finish is None:
+            self._link.wait(LOOK_S, self._operator.sockets())
+            self._look()
+        self._say_goodbye(self._finish)
+        return self._finish
+
+    def _open(self) -> None:
+        write_address(self._platform, self._home, msgspec.structs.replace(self._link.address, term=self._term))
+        if self._log.last() is None:
+            self._journal.write(RunCreated(run=self._job.name, spec=self._job.spec, version=self._job.version), True)
+        self._journal.write(CoordinatorBegan(term=self._term, log=f"{self._home}/{DECISIONS}"), durable=True)
+        for entry in self._arrived():
+            self._remember(entry)
+        point, last = self._log.restore_point(), self._log.last()
+        self._desk.happened(Opened(
+            ns=self._clock.ns, term=self._term, setup=setup_of(self._job), best_step=point.step if point else 0,
+            attempt=last.attempt if last else 0, blames=self._hosts.blames(),
+        ))
+
+    # --- a look at everything ---
+
+    def _look(self) -> None:
+        """The clock first: time nobody watched must not be held against what is about to be heard."""
+        ns = self._clock.look(self._platform.boot_ns())
+        for arrived in self._link.receive():
+            self._peers[arrived.node] = arrived.peer
+            self._desk.hear(ns, arrived.message)
+        self._follow_journal(ns)
+        for id in self._waits.look(ns):
+            self._desk.happened(Done(ns=ns, id=id))
+        self._desk.look(ns, self._platform.wall_s())
+        self._operator.look()
+        if self._desk.outdated:
+            raise _outdated(self._term)
+        for issued in self._desk.own():
+            assert issued.own is not None
+            self._do(issued.id, issued.own)
+        self._retained(self._desk.answers())
+        for node, message in self._desk.due(self._platform.boot_ns()):
+            if node in self._peers:
+                self._link.send(self._peers[node], message)
+
+    def _arrived(self) -> list[Any]:
+        """New journal entries; none while the folder cannot be listed: they come at a later look."""
+        try:
+            return self._tail.poll()
+        except OSError:
+            return []
+
+    def _follow_journal(self, ns: int) -> None:
+        for entry in self._arrived():
+            self._remember(entry)
+            self._waits.noted(entry.record)
+            record = entry.record
+            if isinstance(record, SaveDone) and record.commit and record.step > self._published:
+                self._published = record.step
+                self._desk.happened(Published(ns=ns, step=record.step))
+                self._retain(ns)
+
+    def _remember(self, entry: Any) -> None:
+        if isinstance(entry.record, AttemptBegan | AttemptEnded | OrderGiven | PhaseTotals):
+            self._past.take(entry)
+
+    # --- retention ---
+
+    def _retain(self, ns: int) -> None:
+        """Ask the carrier that publishes for what the plan says; plans here, deletes nowhere."""
+        try:
+            actions = plan(survey(self._platform, self._job.run_folder), self._job.checkpoint)
+        except (OSError, PacktrainError):
+            return  # the log or the folder cannot be read now; nothing is retired on a guess
+        if actions:
+            grace_s = self._job.checkpoint.grace_s
+            request = {"op": "retain", "id": self._log.head(), "actions": actions, "grace_s": grace_s}
+            self._desk.happened(CarrierWanted(ns=ns, request=msgspec.json.encode(request).decode()))
+
+    def _retained(self, answers: Sequence[str]) -> None:
+        """Write down what the carrier did; what it refused is left for the next plan and not news."""
+        for answer in answers:
+            told = json_object(answer.encode(), ANSWER_BYTES_MAX) or {}
+            for item in told.get("done", []):
+                if isinstance(item, dict) and item.get("error") is None:
+                    self._journal.write(RetentionDone(
+                        action=item["action"], folder=item["folder"], reason=item.get("reason", "")
+                    ))
+
+    # --- what the coordinator itself does ---
+
+    def _do(self, id: int, own: OwnAction) -> None:
+        match own:
+            case Begin():
+                self._begin(id, own)
+            case BringBack():
+                self._waits.until_back(id, self._clock.ns)
+            case WrapUp():
+                self._waits.until(id, lambda: not self._desk.carrier_asked, self._clock.ns)
+            case Write():
+                self._journal.write(own.record, durable=True)
+                if isinstance(own.record, NodeSuspected) and own.record.node in self._desk.state.nodes:
+                    self._hosts.blame(self._desk.state.nodes[own.record.node].host)
+            case Finish():
+                self._finish = own
+
+    def _begin(self, id: int, own: Begin) -> None:
+        begun, record = self._beginnings.begin(id, own, self._desk.state, self._past)
+        if record is not None:
+            self._journal.write(AttemptBegan(
+                attempt=record.attempt, commit=record.number, parent=record.parent, restore_step=record.step
+            ), durable=True)
+        self._desk.happened(msgspec.structs.replace(begun, ns=self._clock.ns))
+
+    # --- persons ---
+
+    def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        if request.get("op") == "status":
+            return status(self._job, self._term, self._desk)
+        word = _word(request, self._clock.ns)
+        why = "this is no request" if word is None else refusal(self._desk.state, word)
+        if word is None or why:
+            return refused(why, self._job.name)
+        self._desk.happened(word)
+        self._desk.settle()
+        if self._desk.trouble is not None:
+            return refused(f"noted, and done as soon as the log can be written: {self._desk.trouble}", self._home)
+        return {"ok": True}
+
+    # --- the end ---
+
+    def _say_goodbye(self, finish: Finish) -> None:
+        self._journal.write(RunFinished(
+            exit_code=finish.exit_code, reason=finish.reason, error=finish.error
+        ), durable=True)
+        write_finish(self._platform, self._home, finish)
+
+    def close(self) -> None:
+        self._operator.close()
+        self._decisions.close()
+        self._journal.close()
+
+
+def setup_of(job: Job) -> Setup:
+    sizes = sorted(int(size) for size in job.worlds if int(size) < job.nodes)
+    return Setup(nodes=job.nodes, procs=job.procs, worlds=tuple(sizes), plain=job.plain, supervise=job.supervise)
+
+
+def _word(request: Mapping[str, Any], ns: int) -> Asked | None:
+    """What a request asks for; None where its fields are not of their kinds."""
+    try:
+        return msgspec.convert({"by": "operator", **request, "e": "asked", "ns": ns}, Asked)
+    except msgspec.ValidationError:
+        return None
+
+
+def _outdated(term: int) -> TermLost:
+    return TermLost(
+        f"another coordinator leads this run, with a higher term than {term}", where="told by an agent",
+        fix="nothing: this one stops",
+    )
+
+
+def write_finish(platform: Platform, home: str, finish: Finish) -> None:
+    """For those who watch. A disk that refuses has told them by then."""
+    said = local.Finish(exit_code=finish.exit_code, reason=finish.reason, error=finish.error or None)
+    with suppress(OSError):
+        platform.write_replacing(f"{home}/{FINISH}", msgspec.json.encode(said) + b"\n")
+
+
+def coordinate(job: Job, platform: Platform, home: str, where: str) -> Finish:
+    """Lead the run to its end. Raises what the module says under "Fails"."""
+    lock = hold(platform, job.run_folder, job.name)
+    link = Listener(platform, home, where)
+    try:
+        coordinator = Coordinator(job, platform, home, link)
+        try:
+            return coordinator.run()
+        finally:
+            coordinator.close()
+    finally:
+        link.close()
+        lock.release()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m packtrain.supervise.coordinator")
+    parser.add_argument("--job", required=True, help="file with the job")
+    parser.add_argument("--home", required=True, help="private folder of this coordinator, with its keys")
+    parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="where agents reach it; port 0: any that is free")
+    given, platform = parser.parse_args(arguments), LocalPlatform()
+    try:
+        return coordinate(read_job(platform, given.job), platform, given.home, given.listen).exit_code
+    except PacktrainError as error:
+        print(error.render(), file=sys.stderr, flush=True)
+        if not isinstance(error, RunHeld):  # then the one that holds the run tells how it ended
+            write_finish(platform, given.home, Finish(
+                exit_code=error.exit_code, reason=error.what, error=error.as_dict()
+            ))
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

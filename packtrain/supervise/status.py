@@ -1,0 +1,58 @@
+"""What a coordinator answers to `status`: how the run stands, node by node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packtrain.supervise.assign import ranks_of
+from packtrain.supervise.desk import Desk
+from packtrain.supervise.job import Job
+from packtrain.supervise.state import (
+    BEGINNING,
+    BRINGING,
+    CLOSING,
+    ENDING,
+    FINISHED,
+    LAUNCHING,
+    LEAVING,
+    RUNNING,
+    WAITING,
+    WRAPPING,
+    Node,
+    Run,
+)
+
+WORDS = {
+    WAITING: "waiting", BEGINNING: "waiting", BRINGING: "waiting", LAUNCHING: "running", RUNNING: "running",
+    ENDING: "waiting", WRAPPING: "waiting", CLOSING: "waiting", LEAVING: "ending", FINISHED: "ended",
+}
+
+
+def status(job: Job, term: int, desk: Desk) -> dict[str, Any]:
+    run, nodes = desk.state.run, desk.state.nodes
+    steps = {name: step for name, step in desk.steps.items() if nodes[name].attempt == run.attempt}
+    return {
+        "ok": True, "run": job.name, "term": term, "state": WORDS[run.stage], "stage": run.stage,
+        "attempt": run.attempt, "step": max(run.attempt_step, min(steps.values(), default=-1), run.best_step),
+        "paused": run.paused, "phase": "step" if run.stage == RUNNING else "init", "reason": run.reason,
+        "stopping": run.stopping, "log": str(desk.trouble or ""),
+        "nodes": [_node(name, node, run, steps.get(name, -1)) for name, node in sorted(nodes.items())],
+    }
+
+
+def _node(name: str, node: Node, run: Run, step: int) -> dict[str, Any]:
+    member = node.slot >= 0 and node.attempt == run.attempt and run.stage not in (WAITING, BEGINNING)
+    ranks = list(ranks_of(node.slot, run.setup.procs)) if member else []
+    return {"node": name, "host": node.host, "state": _word(node, member), "ranks": ranks, "step": step}
+
+
+def _word(node: Node, member: bool) -> str:
+    if not node.here:
+        return "lost"
+    if node.silent_ns:
+        return "silent"
+    if node.cordoned:
+        return "cordoned"
+    if node.draining:
+        return "draining"
+    return "running" if member else "ending" if node.attempt else "spare"
