@@ -251,11 +251,11 @@ def test_a_directory_whose_link_lies_is_unfit():
 def test_a_term_says_nothing_of_checkpoints():
     """Terms take numbers and count up; what reads checkpoints passes over them, and none is a parent."""
     platform, log = fresh()
-    assert log.term() == 0 and log.take_term("n", "/home/a").term == 1
+    assert log.term() == 0 and log.take_term("n", "/c/a").term == 1
     assert log.last() is None and log.begun() is None and log.restore_point() is None and log.head() == 1
     first = begin(log, 0, term=1)
     save = log.publish(1, 10, "d", "step-00000010.a0001.t1")
-    assert log.take_term("m", "/home/b").term == 2
+    assert log.take_term("m", "/c/b").term == 2
     assert log.last() == save == log.restore_point() and log.begun() == first
     late = log.publish(1, 20, "e", "step-00000020.a0001.t1")
     assert (late.number, late.parent, late.term) == (5, 3, 2)
@@ -268,7 +268,7 @@ def test_a_term_hides_no_save_from_its_writer():
     platform, log = fresh()
     begin(log, 0)
     save = log.publish(1, 10, "d", "f")
-    CommitLog(platform, LOG).take_term("n", "/home/a")
+    CommitLog(platform, LOG).take_term("n", "/c/a")
     assert log.publish(1, 10, "d", "f") == save
     with pytest.raises(CommitStale):
         CommitLog(platform, LOG).publish(1, 10, "d", "f")
@@ -280,9 +280,9 @@ def test_a_term_hides_no_save_from_its_writer():
 def test_a_lower_term_begins_nothing():
     """A coordinator that finds a higher term than its own is told so and begins nothing; one without terms may."""
     platform, log = fresh()
-    mine = log.take_term("n", "/home/a").term
+    mine = log.take_term("n", "/c/a").term
     begin(log, 0, term=mine)
-    CommitLog(platform, LOG).take_term("m", "/home/b")
+    CommitLog(platform, LOG).take_term("m", "/c/b")
     with pytest.raises(TermLost, match="term 2"):
         begin(log, term=mine)
     assert begin(log, term=2).attempt == 2 and begin(log).attempt == 3
@@ -294,7 +294,7 @@ def test_a_closed_log_takes_no_term():
     begin(log, 0)
     log.close("/elsewhere")
     with pytest.raises(RunMoved):
-        log.take_term("n", "/home/a")
+        log.take_term("n", "/c/a")
 
 
 def test_a_wish_outlives_a_term():
@@ -304,7 +304,7 @@ def test_a_wish_outlives_a_term():
     save = log.publish(1, 10, "d", "step-00000010.a0001.t1")
     log.publish(1, 20, "e", "step-00000020.a0001.t1")
     asked.wish(platform, RUN, save, log.last().number)
-    term = log.take_term("n", "/home/a").term
+    term = log.take_term("n", "/c/a").term
     assert asked.wished(platform, RUN, log) == save
     begin(log, save.number, term=term)
     assert asked.wished(platform, RUN, log) is None
@@ -324,7 +324,7 @@ class Leaders:
     def lead(self, name):
         platform = FakePlatform(self.disk, name, self.baton)
         log = CommitLog(platform, LOG)
-        term = log.take_term(name, f"/home/{name}").term
+        term = log.take_term(name, f"/c/{name}").term
         try:
             self.led[name] = (term, log.begin(None, WRITERS, "node", term=term))
         except (TermLost, CommitStale):

@@ -22,6 +22,7 @@ EFFECTS = {
     ("packtrain/checkpoint/interop/hf.py", "deletes"): "files of an export that failed, which this call made itself",
     ("packtrain/checkpoint/saver.py", "deletes"): "the folder of its buffers, when it is empty",
     ("packtrain/checkpoint/slots.py", "deletes"): "memory buffers of this writer, which are no copies",
+    ("packtrain/supervise/decisions.py", "deletes"): "segments of its own log that a later snapshot says all of",
     ("packtrain/supervise/sockets.py", "deletes"): "sockets, in a private folder this process made",
     ("packtrain/supervise/local.py", "deletes"): "the private folder of a run's processes that have ended",
     ("packtrain/train/seat.py", "deletes"): "the same, for a worker run by hand",

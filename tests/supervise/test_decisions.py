@@ -16,7 +16,7 @@ from packtrain.supervise.events import Joined, Opened, Setup
 from packtrain.supervise.policy import decide
 from packtrain.supervise.state import State, evolve
 
-FOLDER = "/home/decisions"
+FOLDER = "/c/decisions"
 
 
 def grown(log: Decisions, state: State, names: list[str], ns: int = 0) -> State:
@@ -38,7 +38,7 @@ def opened() -> State:
 
 def fake(faults: object = None) -> FakePlatform:
     platform = FakePlatform(FakeDisk(), "a")
-    platform.mkdir("/home")
+    platform.mkdir("/c")
     platform.disk.sync_all()
     platform.faults = faults  # type: ignore[assignment]
     return platform
