@@ -26,7 +26,7 @@ from packtrain.core.contract import NODE, Beat, Ready, Word
 from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, PacktrainError, RunHeld
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.units import NS
-from packtrain.supervise.attempt import Attempt, Place
+from packtrain.supervise.attempt import Attempt, Place, child_env
 from packtrain.supervise.delivery import AgentSide
 from packtrain.supervise.errands import Errands
 from packtrain.supervise.job import Job, read_job, run_id
@@ -54,6 +54,7 @@ from packtrain.supervise.processes import Processes, end_leftovers
 from packtrain.supervise.ranks import unwatched_ns
 from packtrain.supervise.requests import Requests, listening
 from packtrain.supervise.sockets import BeatSocket, remove_socket
+from packtrain.supervise.warm import Standbys
 
 LOOK_S = 0.05
 """A look at everything comes at least this often; a message or a beat wakes it earlier."""
@@ -63,6 +64,8 @@ ALONE_NS = 600 * NS
 """So long without a coordinator and without workers, and nobody needs this agent."""
 LAST_WORDS_S = 3.0
 """How long an agent that was told SIGTERM, and has no workers, waits for the coordinator to say Leave."""
+IDLE_NS = 30 * NS
+"""So long without an attempt, and the next one is not about to begin."""
 ASK_CARRIER_S = 300.0
 HELD_S = 5.0
 REPLACED_S = 5.0
@@ -102,6 +105,7 @@ class Agent:
         self._link, self._ears, self._processes, self._requests = link, ears, processes, requests
         self._coordinator, self._address = coordinator, address
         self._errands = Errands(platform)
+        self._standbys = Standbys(job, place.home, child_env(job, place), platform, processes)
         self.side = AgentSide(place.node, place.incarnation, _read_term(platform, place.home))
         self._term = self.side.term
         self._attempt: Attempt | None = None
@@ -110,6 +114,7 @@ class Agent:
         self._waiting: tuple[int, Launch, int] | None = None
         """(id, what, until when) of a launch that waits for those to be gone."""
         self._looked_ns = self._asked_ns = 0
+        self._busy_ns = platform.boot_ns()
         self._called: Address | None = None
         self._needed_ns = platform.boot_ns()
         """When there last was a coordinator or a worker."""
@@ -141,7 +146,9 @@ class Agent:
         self._hear(ns)
         self._errands.look(ns)
         self._look_at_attempts(ns, gap_ns)
-        self._processes.bury_orphans([pid for attempt in self._attempts for pid in attempt.pids])
+        self._standbys.look(ns, self._quiet(ns))
+        ours = [pid for attempt in self._attempts for pid in attempt.pids]
+        self._processes.bury_orphans([*ours, *self._standbys.pids])
         self._consider_leaving(ns)
         self._say(ns)
 
@@ -158,6 +165,13 @@ class Agent:
         if self._waiting is not None and (not self._replaced or ns >= self._waiting[2]):
             (id, launch, _), self._waiting = self._waiting, None
             self._start(ns, id, launch)
+
+    def _quiet(self, ns: int) -> bool:
+        """Whether nothing that is about to begin here would have to share the processor with a standby."""
+        if self._attempts or self._waiting is not None or self._leaving_ns:
+            self._busy_ns = ns
+        settled = self._attempt is not None and not self._replaced and self._attempt.settled(ns)
+        return not self._leaving_ns and (settled or ns - self._busy_ns >= IDLE_NS)
 
     def _find_coordinator(self, ns: int) -> None:
         """One that was silent for long is called again; one that took its place, at once."""
@@ -248,7 +262,7 @@ class Agent:
 
     def _start(self, ns: int, id: int, launch: Launch) -> None:
         self._attempt = Attempt(
-            self._job, self._place, launch, self._platform, self._processes, self._errands,
+            self._job, self._place, launch, self._platform, self._processes, self._errands, self._standbys,
             lambda event: self.side.happened(self._platform.boot_ns(), event), self._ears.path,
         )
         error = self._attempt.start(ns)
@@ -307,6 +321,7 @@ class Agent:
         for attempt in self._attempts:
             attempt.end_now()
         self._attempt, self._replaced = None, []
+        self._standbys.end()
 
 
 def _read_term(platform: Platform, home: str) -> int:

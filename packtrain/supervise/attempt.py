@@ -36,7 +36,10 @@ from packtrain.supervise.one_node import status_text
 from packtrain.supervise.processes import MARK, Processes
 from packtrain.supervise.ranks import Rank
 from packtrain.supervise.sockets import remove_socket
+from packtrain.supervise.warm import Standbys
 
+SETTLED_NS = 120 * NS
+"""A program that says no step has begun by then."""
 CARRIER_LIVED_NS = 60 * NS
 PAUSE_S_MAX = 30
 """Before another carrier."""
@@ -99,12 +102,18 @@ class Place:
         raise OSError("the carrier closed the connection")
 
 
+def child_env(job: Job, place: Place) -> dict[str, str]:
+    """What every child gets: the job's, without what another packtrain may have put there, and the mark."""
+    plain = {key: value for key, value in job.env.items() if not key.startswith("PACKTRAIN_")}
+    return {**plain, MARK: place.mark, contract.NODE: place.node}
+
+
 class Attempt:
     """From `Launch` until nothing of it is left. `tell`: takes what happens."""
 
     def __init__(
         self, job: Job, place: Place, launch: Launch, platform: Platform, processes: Processes, errands: Errands,
-        tell: Callable[[AgentEvent], None], beats: str,
+        standbys: Standbys, tell: Callable[[AgentEvent], None], beats: str,
     ) -> None:
         self.number = launch.attempt
         self.last_order = 0
@@ -112,6 +121,7 @@ class Attempt:
         """Nothing is left of it."""
         self._job, self._place, self._launch, self._beats = job, place, launch, beats
         self._platform, self._processes, self._errands, self._tell = platform, processes, errands, tell
+        self._standbys = standbys
         self._logs = f"{job.run_folder}/logs/{launch.attempt:04d}"
         self._workers: dict[int, Process] = {}
         """Rank -> process, while it lives."""
@@ -149,8 +159,9 @@ class Attempt:
     def _start_workers(self, ns: int) -> str:
         try:
             for local, rank in enumerate(self._launch.ranks):
-                env = {**self._env(), **self._worker_env(local, rank)}
-                self._workers[rank] = self._platform.spawn(
+                env = {**child_env(self._job, self._place), **self._worker_env(local, rank)}
+                warm = self._standbys.take(env, self._log(rank)) if self._launch.reuse_standby else None
+                self._workers[rank] = warm or self._platform.spawn(
                     self._job.worker, env, cwd=self._job.cwd or None, log_path=self._log(rank)
                 )
                 self._ranks[rank] = Rank(self.number, rank, ns, speaks=not self._job.plain)
@@ -165,11 +176,6 @@ class Attempt:
 
     def _log(self, rank: int) -> str:
         return f"{self._logs}/{rank}.log"
-
-    def _env(self) -> dict[str, str]:
-        """Without what another packtrain may have put there."""
-        plain = {key: value for key, value in self._job.env.items() if not key.startswith("PACKTRAIN_")}
-        return {**plain, MARK: self._place.mark, contract.NODE: self._place.node}
 
     def _worker_env(self, local: int, rank: int) -> dict[str, str]:
         launch, place = self._launch, self._place
@@ -195,7 +201,7 @@ class Attempt:
         config = msgspec.json.encode(self._job.checkpoint).decode()
         words = ("--run", self._job.run_folder, "--socket", place.carrier, "--begin", str(self._launch.begin))
         self._carrier = self._platform.spawn(
-            (*self._job.carrier, *words, "--checkpoint", config), self._env(),
+            (*self._job.carrier, *words, "--checkpoint", config), child_env(self._job, self._place),
             log_path=f"{self._logs}/carrier-{place.node}.log",
         )
 
@@ -205,6 +211,11 @@ class Attempt:
     def living(self) -> bool:
         """Whether a worker lives."""
         return bool(self._workers)
+
+    def settled(self, ns: int) -> bool:
+        """Whether nothing of it waits to begin, so that what comes next may use the processor."""
+        stepped = all(one.step >= 0 for rank, one in self._ranks.items() if rank in self._workers)
+        return stepped or ns - self._started_ns > SETTLED_NS
 
     @property
     def pids(self) -> list[int]:

@@ -105,13 +105,13 @@ class Node:
             self.job, place, self.platform, self.link, self.ears, self.processes, self.requests, f"{HOME}/address"
         )
 
-    def pass_s(self, seconds: float) -> None:
+    def pass_s(self, seconds: float, look_s: float = 0.05) -> None:
         end_ns = self.platform.boot_ns() + round(seconds * NS)
         while self.agent.exit_code is None:
             self.agent.turn()
             if self.platform.boot_ns() >= end_ns:
                 break
-            self.platform.pause(0.05)
+            self.platform.pause(look_s)
 
     def join(self, term: int = 1) -> None:
         self.pass_s(0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import msgspec
 
@@ -324,12 +325,12 @@ def test_an_address_of_a_lower_term_is_not_called() -> None:
 def test_nobody_needs_an_agent_alone_for_ten_minutes() -> None:
     """Without a coordinator and without workers it ends itself; with a worker it stays."""
     node = started()
-    node.pass_s(ALONE_NS / NS + 60)
+    node.pass_s(ALONE_NS / NS + 60, look_s=1.0)
     assert node.agent.exit_code is None
     node.children("worker")[0].exit(0)
-    node.pass_s(ALONE_NS / NS - 5)
+    node.pass_s(ALONE_NS / NS - 5, look_s=1.0)
     assert node.agent.exit_code is None
-    node.pass_s(10)
+    node.pass_s(10, look_s=1.0)
     assert node.agent.exit_code == 0
 
 
@@ -365,6 +366,32 @@ def test_sigterm_with_workers_that_stop_ends_soon() -> None:
     twice.requests.arrive(signal.SIGINT)
     twice.pass_s(0.2)
     assert twice.agent.exit_code == 75 and twice.children("worker")[0].poll() == -9
+
+
+def test_standbys_are_started_when_nothing_waits_for_the_processor() -> None:
+    """Not while a worker begins, nor between two attempts; once it steps, or a spare has been idle for long."""
+    job = msgspec.structs.replace(JOB, worker=(sys.executable, "w.py"), preload=("decimal",))
+    node = Node(job, programs={sys.executable: stubborn})
+
+    def warm() -> int:
+        return sum("packtrain.supervise.standby" in child.argv for child in node.platform.children)
+
+    node.join()
+    node.do(launch())
+    node.beat("init", -1)
+    node.pass_s(5)
+    assert warm() == 0
+    node.beat("step", 0)
+    node.pass_s(0.2)
+    assert warm() == 1
+    spare = Node(job, programs={sys.executable: stubborn})
+    spare.pass_s(29)
+    assert not spare.platform.children
+    spare.pass_s(2)
+    assert len(spare.platform.children) == 1
+    spare.requests.arrive(signal.SIGTERM)
+    spare.pass_s(LAST_WORDS_S + 0.2)
+    assert spare.platform.children[0].poll() == -9
 
 
 def test_leave_ends_everything() -> None:
