@@ -4,7 +4,7 @@
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help first-light test lint soak-ci bench-help bench-data bench-train bench-attention bench-checkpoint ratchet clean
+.PHONY: help first-light test lint soak-ci bench-help bench-data bench-train bench-attention bench-checkpoint bench-control ratchet clean
 
 help:
 	@echo "make first-light   install, then train a small language model on this machine's own text (about 6 minutes)"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-data    tokens a second and core of the loader, beside grain and a dataset in Megatron's manner"
 	@echo "make bench-train   a training step beside the same in torch (PEER=python with torch; 3 minutes)"
 	@echo "make bench-attention  attention under masks, beside others (TORCH=python, TOKAMAX=python; 3 minutes)"
+	@echo "make bench-control what a coordinator of 12,500 agents costs, and how soon silence is suspected (10 minutes)"
 	@echo "make ratchet       record shorter functions in tests/house/ratchet.json"
 	@echo "make clean         remove environments and caches; runs/ and stores/ stay"
 
@@ -57,6 +58,9 @@ bench-attention: .venv/installed
 
 bench-checkpoint: .venv/installed
 	@.venv/bin/python bench/checkpoint.py
+
+bench-control: .venv/installed
+	@.venv/bin/python bench/control.py
 
 ratchet: .venv/installed
 	@.venv/bin/python -m tests.house.ratchet

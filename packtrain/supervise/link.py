@@ -88,10 +88,11 @@ def _bounded(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
 class _Ends:
     """What both ends have: sockets that are waited for, together with descriptors of others."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
         self.dropped: Counter[str] = Counter()
         """Messages, by cause."""
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._shared = context is not None
+        self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
 
     def wait(self, timeout_s: float, also: Iterable[Any] = ()) -> None:
@@ -119,7 +120,8 @@ class _Ends:
     def close(self) -> None:
         for socket in self._sockets:
             socket.close()
-        self._context.term()
+        if not self._shared:
+            self._context.term()
 
 
 class Listener(_Ends):
@@ -222,10 +224,12 @@ def _open_files() -> None:
 
 
 class Caller(_Ends):
-    """An agent's end. Raises RunUnusable, BadValue."""
+    """An agent's end; many of one process may share a context. Raises RunUnusable, BadValue."""
 
-    def __init__(self, platform: Platform, home: str) -> None:
-        super().__init__()
+    def __init__(
+        self, platform: Platform, home: str, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
+        super().__init__(context)
         self._keys = read_keys(platform, home)
 
     def call(self, address: Address) -> None:
