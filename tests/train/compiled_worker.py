@@ -18,6 +18,14 @@ from packtrain.train.mesh import make_mesh
 ASKED, HIT = "/jax/compilation_cache/compile_requests_use_cache", "/jax/compilation_cache/cache_hits"
 
 
+def together(x: jax.Array) -> jax.Array:
+    return x.sum()
+
+
+def alone(x: jax.Array) -> jax.Array:
+    return (x @ x).sum()
+
+
 def main() -> None:
     counts = Counter[str]()
     jax.monitoring.register_event_listener(lambda event, **_: counts.update([event]))
@@ -27,9 +35,8 @@ def main() -> None:
     assemble.join_world(place)
     over = NamedSharding(make_mesh({}), PartitionSpec("fsdp"))
     x = jax.make_array_from_callback((place.world_size,), over, lambda index: jnp.ones(1))
-    together = float(jax.jit(jnp.sum)(x))
-    alone = float(jax.jit(lambda x: (x @ x).sum(), device=jax.local_devices()[0])(jnp.ones((8, 8))))
-    assert (together, alone) == (float(place.world_size), 512.0)
+    mine = jax.device_put(jnp.ones((8, 8)), jax.local_devices()[0])
+    assert (float(jax.jit(together)(x)), float(jax.jit(alone)(mine))) == (float(place.world_size), 512.0)
     print(json.dumps({"asked": counts[ASKED], "hit": counts[HIT]}), flush=True)
     assemble.leave_world(place)
 

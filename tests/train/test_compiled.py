@@ -43,11 +43,12 @@ def counts(cache: pathlib.Path, ranks: int) -> list[dict[str, int]]:
 
 @pytest.mark.timeout(DEADLINE_S + 60)
 def test_every_rank_finds_what_the_world_compiled(tmp_path: pathlib.Path) -> None:
-    """The first time two ranks compile, the second time neither compiles anything: not what they run together, nor what
-    each runs alone."""
+    """The first time two ranks compile, the second time neither compiles anything: not what they run together, of which
+    there is one program for both, nor what each runs alone."""
     first, second = counts(tmp_path / "kept", 2), counts(tmp_path / "kept", 2)
     assert all(rank["asked"] > rank["hit"] for rank in first)
     assert all(rank["asked"] == rank["hit"] > 1 for rank in second), second
+    assert len(list((tmp_path / "kept").glob("jit_together-*"))) == 1
 
 
 def kept(folder: pathlib.Path, bytes_max: int = 1000) -> Kept:
