@@ -18,12 +18,14 @@ import msgspec
 
 from packtrain.core.errors import RunUnusable
 from packtrain.core.platform import Platform, Process
+from packtrain.core.units import NS
 from packtrain.supervise.console import FINISH, OPERATOR
 from packtrain.supervise.job import Job, run_id, write_job
 from packtrain.supervise.keys import ADDRESS, allow, make_keys
 from packtrain.supervise.sockets import LONGEST_NAME, PATH_BYTES_MAX, is_ours
 
 LIVE = "live.json"
+LEAVE_S = 10.0
 COORDINATOR = ("-P", "-m", "packtrain.supervise.coordinator")
 AGENT = ("-P", "-m", "packtrain.supervise.agent")
 
@@ -157,7 +159,10 @@ def _write(platform: Platform, live: Live) -> None:
 
 
 def clean(platform: Platform, live: Live) -> None:
-    """What a run that has ended leaves on this machine outside its folder."""
+    """What a run that has ended leaves on this machine outside its folder. Its agents, told to leave, may first."""
+    give_up_ns = platform.boot_ns() + round(LEAVE_S * NS)
+    while agents_alive(platform, live) and platform.boot_ns() < give_up_ns:
+        platform.sleep(0.05)
     with suppress(OSError):
         platform.unlink(f"{live.run_folder}/{LIVE}")
     _remove(platform, live.base)
@@ -170,7 +175,8 @@ def _remove(platform: Platform, folder: str) -> None:
             if platform.is_dir(path) and not os.path.islink(path):
                 _remove(platform, path)
             else:
-                platform.unlink(path)
+                with suppress(OSError):
+                    platform.unlink(path)
         platform.rmdir(folder)
 
 
