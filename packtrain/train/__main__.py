@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+from packtrain.core.contract import Place
 from packtrain.core.platform import LocalPlatform
 from packtrain.train.worker import main
 
@@ -14,7 +15,8 @@ from packtrain.train.worker import main
 def keep_programs() -> None:
     from packtrain.train import compiled
 
-    print(compiled.keep(LocalPlatform(), os.environ), flush=True)
+    several = Place.from_env(os.environ).world_size > 1
+    print(compiled.keep(LocalPlatform(), os.environ, several), flush=True)
 
 
 if __name__ == "__main__":

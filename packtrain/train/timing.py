@@ -55,5 +55,5 @@ def main(path: str, steps: int) -> int:
 
 
 if __name__ == "__main__":
-    compiled.keep(LocalPlatform(), os.environ)
+    compiled.keep(LocalPlatform(), os.environ, several=False)
     sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -29,9 +29,9 @@ def alone(x: jax.Array) -> jax.Array:
 def main() -> None:
     counts = Counter[str]()
     jax.monitoring.register_event_listener(lambda event, **_: counts.update([event]))
-    compiled.keep(LocalPlatform(), os.environ)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     place = Place.from_env(os.environ)
+    compiled.keep(LocalPlatform(), os.environ, place.world_size > 1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     assemble.join_world(place)
     over = NamedSharding(make_mesh({}), PartitionSpec("fsdp"))
     x = jax.make_array_from_callback((place.world_size,), over, lambda index: jnp.ones(1))
