@@ -115,17 +115,25 @@ def create(platform: Platform, name: str, wanted: RunSpec) -> Run:
     """
     folder = folders.named(name)
     require_outside(wanted.checkpoint.fallback, folder)
+    if write_spec(platform, folder, spec.text(wanted).encode()):
+        return Run(name, folder, wanted, resumed=False)
+    path = f"{folder}/{folders.SPEC}"
+    recorded = spec.read(path)
+    spec.compare(recorded, wanted, name, path)
+    return Run(name, folder, recorded, resumed=True)
+
+
+def write_spec(platform: Platform, folder: str, data: bytes) -> bool:
+    """Make a run folder by its first spec; False: somebody else just did. Raises RunUnusable, CommitsUnfit."""
     path = f"{folder}/{folders.SPEC}"
     with usable(folder):
         platform.mkdir(os.path.dirname(path))
         temp = f"{path}.new-{platform.token()}"
-        platform.write_new(temp, spec.text(wanted).encode())
+        platform.write_new(temp, data)
         try:
             platform.link(temp, path)
         except FileExistsError:
-            recorded = spec.read(path)
-            spec.compare(recorded, wanted, name, path)
-            return Run(name, folder, recorded, resumed=True)
+            return False
         except OSError as error:
             if error.errno not in LINK_REFUSED:
                 raise
@@ -136,7 +144,7 @@ def create(platform: Platform, name: str, wanted: RunSpec) -> Run:
         finally:
             platform.unlink(temp)
         platform.fsync_dir(os.path.dirname(path))
-    return Run(name, folder, wanted, resumed=False)
+    return True
 
 
 @contextmanager

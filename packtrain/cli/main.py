@@ -24,6 +24,7 @@ try:
         logs,
         ps,
         report,
+        run,
         runs,
         sample,
         shape,
@@ -61,6 +62,7 @@ def packtrain(
 
 app.command("first-light")(first_light.first_light)
 app.command("train")(train.train)
+app.command("run", context_settings=run.PASS_ON)(run.run)
 app.command("sample")(sample.sample)
 app.command("export")(export.export)
 app.command("shape")(shape.shape)

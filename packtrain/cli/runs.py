@@ -7,6 +7,8 @@ from typing import Any
 import typer
 
 COLUMNS = ("run", "recipe", "state", "step", "loss", "bits/byte", "age")
+COMMAND_CHARS = 40
+"""Of the command of a program, which may be long."""
 
 
 def runs() -> None:
@@ -31,14 +33,15 @@ def table(rows: list[tuple[str, ...]]) -> str:
 def row(platform: Any, name: str, folder: str) -> tuple[str, ...]:
     """One line of the table; what is not known is a dash."""
     from packtrain.core.units import duration_text
-    from packtrain.monitor.report import gather
+    from packtrain.monitor.report import gather, one_line
 
     sources = gather(platform, folder)
     facts = sources.facts
     evals = facts.final_evals()
     age_s = platform.wall_s() - last_change_s(platform, folder)
+    about = one_line(sources.command)[:COMMAND_CHARS] or sources.recipe
     return (
-        name, sources.recipe, state(platform, folder, facts.state), str(facts.step),
+        name, about, state(platform, folder, facts.state), str(facts.step),
         f"{facts.steps[-1].loss:.3f}" if facts.steps else "-",
         f"{evals[-1].bits_per_byte:.3f}" if evals else f"{facts.steps[-1].bits_per_byte:.3f}" if facts.steps else "-",
         duration_text(max(0.0, age_s)),

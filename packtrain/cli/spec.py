@@ -26,6 +26,8 @@ from packtrain.train.config import ModelConfig
 
 NOT_GIVEN = "not given"
 NOT_SETTABLE = ("recipe", "overrides", "chosen")
+OF_A_PROGRAM = b'kind = "program"'
+"""How the spec of `packtrain run` begins."""
 DATA = "--data="
 """How the option is recorded among the overrides, so that the same command is recognized."""
 
@@ -146,8 +148,14 @@ def text(spec: RunSpec) -> str:
 
 
 def read(path: str) -> RunSpec:
-    """A recorded spec. Raises UnknownKey, BadValue, Contradiction."""
-    return config.decode(LocalPlatform().read(path), RunSpec, path)
+    """A recorded spec. Raises UsageError for that of a program, UnknownKey, BadValue, Contradiction."""
+    data = LocalPlatform().read(path)
+    if data.startswith(OF_A_PROGRAM):
+        raise UsageError(
+            "this run keeps a program alive, and has no recipe", where=path,
+            fix="`packtrain report`, `logs`, `attach` and `stop` are for any run; --run or --new names another one",
+        )
+    return config.decode(data, RunSpec, path)
 
 
 def compare(recorded: RunSpec, wanted: RunSpec, name: str, path: str) -> None:

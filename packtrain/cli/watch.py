@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from packtrain.cli.following import Following
 from packtrain.cli.progress import Live as LiveView
 from packtrain.cli.progress import Plain
 from packtrain.core.contract import PHASES, Beat
@@ -38,7 +39,7 @@ QUESTION = "Ctrl-C: s = save and stop, d = detach (the run goes on), any other k
 class Watch:
     """One person at one run."""
 
-    def __init__(self, platform: Platform, keeper: local.Keeper, view: Plain | LiveView) -> None:
+    def __init__(self, platform: Platform, keeper: local.Keeper, view: Plain | LiveView | Following) -> None:
         self._platform, self._keeper, self._view = platform, keeper, view
         self._home = keeper.live.coordinator
         self._tail = Tail(platform, f"{keeper.live.run_folder}/journal")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import msgspec
 
 from packtrain.cli import folders, spec
 from packtrain.cli.ending import complain
+from packtrain.cli.following import Following
 from packtrain.cli.progress import Live, Plain, watching
 from packtrain.cli.watch import DETACHED, Watch, told_end
 from packtrain.core.errors import CoordinatorGone, PacktrainError, RunHeld, error_named
@@ -107,9 +108,21 @@ def _answers(platform: Platform, live: local.Live, start_s: float) -> bool:
 def stay(platform: Platform, job: Job, steps: int, minutes_max: float) -> int:
     """Start the run, or find it alive, and stay with it; the exit code, with how it ended said."""
     with watching(job.name, steps, minutes_max) as view:
-        keeper = _keeper(platform, job, view)
+        keeper = _keeper(platform, job, view, job.env)
         finish = Watch(platform, keeper, view).run(terminal())
     return ended(platform, keeper.live, finish, job.name)
+
+
+def stay_with(platform: Platform, job: Job, view: Following, env: Mapping[str, str]) -> int:
+    """The same for a program of anybody, whose environment (`job.env`) is not that of what keeps it alive (`env`)."""
+    keeper = _keeper(platform, job, view, env)
+    return ended(platform, keeper.live, Watch(platform, keeper, view).run(terminal()), job.name)
+
+
+def rejoin_with(platform: Platform, live: local.Live, view: Following, env: Mapping[str, str]) -> int:
+    """Watch a program that lives already."""
+    finish = Watch(platform, local.Keeper(platform, live, env), view).run(terminal())
+    return ended(platform, live, finish, os.path.basename(live.run_folder))
 
 
 def rejoin(platform: Platform, live: local.Live, steps: int, minutes_max: float) -> int:
@@ -120,15 +133,17 @@ def rejoin(platform: Platform, live: local.Live, steps: int, minutes_max: float)
     return ended(platform, live, finish, job.name)
 
 
-def _keeper(platform: Platform, job: Job, view: Plain | Live) -> local.Keeper:
+def _keeper(
+    platform: Platform, job: Job, view: Plain | Live | Following, env: Mapping[str, str]
+) -> local.Keeper:
     """Of two commands that start one run at once, one is told to come again."""
     with _launching(platform, job):
         live = alive(platform, job.run_folder)
         if live is not None:
             view.say(f"{job.name} runs already; watching it")
-            return local.Keeper(platform, live, job.env)
+            return local.Keeper(platform, live, env)
         view.say(f"{job.name}: {job.nodes} nodes, {job.spares} spares, in {job.run_folder}")
-        return local.start(platform, job, job.env)
+        return local.start(platform, job, env)
 
 
 @contextmanager

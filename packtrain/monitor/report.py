@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import statistics
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,8 @@ class Sources:
     cards: Cards | None = None
     """Held-out store -> its card; absent where it cannot be read."""
     recipe: str = ""
+    command: str = ""
+    """Of a run that keeps a program of anybody alive; it has no recipe."""
 
 
 def report(platform: Platform, run_folder: str) -> str:
@@ -51,10 +54,11 @@ def report(platform: Platform, run_folder: str) -> str:
 def gather(platform: Platform, run_folder: str) -> Sources:
     reading = read_journal(platform, f"{run_folder}/journal")
     facts = fold(reading.entries)
+    spec = read_spec(platform, run_folder)
     return Sources(
         name=os.path.basename(run_folder.rstrip("/")), folder=run_folder, facts=facts, damage=tuple(reading.damage),
         cards=read_cards(platform, {record.store for record in facts.evals}),
-        recipe=str(read_spec(platform, run_folder).get("recipe", "unknown")),
+        recipe=str(spec.get("recipe", "unknown")), command=command_of(spec),
     )
 
 
@@ -72,6 +76,12 @@ def read_spec(platform: Platform, run_folder: str) -> dict[str, Any]:
         return tomllib.loads(platform.read(f"{run_folder}/spec/0001.toml").decode())
     except (OSError, ValueError):
         return {}
+
+
+def command_of(spec: Mapping[str, Any]) -> str:
+    """The command that a spec keeps alive, as a shell takes it; empty: it trains a recipe."""
+    words = spec.get("command", ())
+    return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
 
 def read_cards(platform: Platform, stores: set[str]) -> dict[str, Any]:
@@ -96,8 +106,8 @@ def render(sources: Sources) -> str:
     facts = sources.facts
     sections = [
         _outcome(sources), list(held_out(facts, sources.cards or {})), _speed(facts),
-        *(profile(record) for record in facts.profiles[-1:]), _attempts(facts), _seconds(facts),
-        _saves(facts), _trouble(facts), _journal(sources.damage, facts), list(samples(facts)),
+        *(profile(record) for record in facts.profiles[-1:]), _attempts(facts, sources.command),
+        _seconds(facts), _saves(facts, sources.command), _trouble(facts, sources.command), _journal(sources.damage, facts), list(samples(facts)),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
@@ -105,15 +115,16 @@ def render(sources: Sources) -> str:
 def _outcome(sources: Sources) -> list[str]:
     facts = sources.facts
     wall_s = sum(attempt.wall_ns for attempt in facts.attempts) / NS
-    about = [f"recipe {sources.recipe}"]
+    about = [f"command {one_line(sources.command)}" if sources.command else f"recipe {sources.recipe}"]
     if facts.started is not None:
         about.append(f"{count_text(facts.started.parameters)} parameters, {facts.started.precision}")
         about.append(f"{facts.started.attention} attention")
     if facts.version:
         about.append(f"packtrain {facts.version}")
     over = counted(len(facts.attempts), "attempt")
+    steps = "" if sources.command else f"{facts.step} steps in "
     return [
-        f"{sources.name}: {facts.state}, {facts.step} steps in {duration_text(wall_s)} over {over}",
+        f"{sources.name}: {facts.state}, {steps}{duration_text(wall_s)} over {over}",
         f"  {' · '.join(about)}", f"  {sources.folder}",
     ]
 
@@ -148,7 +159,7 @@ def bits_text(record: EvalDone) -> str:
 
 def store_name(path: str) -> str:
     """The last two parts of a store's path: of `.../first-light/held_out` the second alone would name every store."""
-    return _line("/".join(path.rstrip("/").split("/")[-2:]))
+    return one_line("/".join(path.rstrip("/").split("/")[-2:]))
 
 
 def perplexity(loss: float) -> float:
@@ -183,7 +194,7 @@ def counted(n: int, noun: str) -> str:
     return f"{n or 'no'} {noun}{'' if n == 1 else 's'}"
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
     """What prints of a foreign text, on one line."""
     return printable(text).replace("\n", " ")
 
@@ -230,28 +241,35 @@ def profile(record: ProfileDone) -> list[str]:
         f"where a step's time went: mean of {counted(record.steps, 'traced step')} up to step {record.step}",
         *(f"  {kind:<12}{ns / steps / NS:>10.4f} s {ns / total_ns:>6.1%}" for kind, ns in rows),
         f"  {'a step':<12}{total_ns / steps / NS:>10.4f} s",
-        f"  trace for TensorBoard and Perfetto: {_line(record.folder)}",
+        f"  trace for TensorBoard and Perfetto: {one_line(record.folder)}",
     ]
 
 
-def _attempts(facts: Facts) -> list[str]:
+def _attempts(facts: Facts, command: str) -> list[str]:
+    """What a program restores, and how far it gets, is its own affair."""
     if not facts.attempts:
         return []
     lines = ["attempts"]
     for one in facts.attempts:
-        lines.append(f"  {_attempt(one, one is facts.attempts[-1])}")
-        lines += [f"       {_line(one.note)}"] if one.note else []
+        where = f"{one.attempt:>3}  " if command else _way(one)
+        lines.append(f"  {where}{_end(one, one is facts.attempts[-1])}")
+        lines += [f"       {one_line(one.note)}"] if one.note else []
     return lines
 
 
-def _attempt(attempt: Attempt, last: bool) -> str:
-    """One line. Where another attempt began after it, it is over, written down or not."""
+def _way(attempt: Attempt) -> str:
+    """From where to where it got."""
     start = "fresh" if attempt.restore_step < 0 else f"from step {attempt.restore_step}"
     reached = f"to step {attempt.step}" if attempt.step >= 0 else "no step"
+    return f"{attempt.attempt:>3}  {start:<14} {reached:<13} "
+
+
+def _end(attempt: Attempt, last: bool) -> str:
+    """How long it took and how it ended. Where another attempt began after it, it is over, written down or not."""
     end = "no end is written: running, or cut off" if last else "no end is written: cut off"
     if attempt.ended:
-        end = f"{_line(attempt.reason)} ({attempt.exit_code})"
-    return f"{attempt.attempt:>3}  {start:<14} {reached:<13} {duration_text(attempt.wall_ns / NS):>7}  {end}"
+        end = f"{one_line(attempt.reason)} ({attempt.exit_code})"
+    return f"{duration_text(attempt.wall_ns / NS):>7}  {end}"
 
 
 def _seconds(facts: Facts) -> list[str]:
@@ -269,7 +287,10 @@ def _seconds(facts: Facts) -> list[str]:
     return ["seconds by phase", *lines, f"  {'all attempts':<12}{wall_ns / NS:>10.1f}"]
 
 
-def _saves(facts: Facts) -> list[str]:
+def _saves(facts: Facts, command: str) -> list[str]:
+    """Those of a program that keeps its own are not ours to count."""
+    if not facts.saves and command:
+        return []
     if not facts.saves:
         return ["saves", "  none", *_remembered(facts)]
     published, failed = facts.published(), len(facts.saves) - len(facts.published())
@@ -282,7 +303,7 @@ def _saves(facts: Facts) -> list[str]:
         lines.append(f"  medians: the loop waited {stall_s:.3f} s, written in {write_s:.2f} s")
     lines += _remembered(facts)
     if facts.interval is not None:
-        lines.append(f"  every {duration_text(facts.interval.every_s)}: {_line(facts.interval.reason)}")
+        lines.append(f"  every {duration_text(facts.interval.every_s)}: {one_line(facts.interval.reason)}")
     purged = sum(record.action == "purge" for record in facts.retained)
     if purged:
         lines.append(f"  {counted(purged, 'older one')} purged")
@@ -305,8 +326,9 @@ def _remembered(facts: Facts) -> list[str]:
     return [f"  {told}"]
 
 
-def _trouble(facts: Facts) -> list[str]:
-    lines = [f"guard: {counted(len(facts.verdicts), 'bad step')}"]
+def _trouble(facts: Facts, command: str) -> list[str]:
+    """A program of anybody has no guard."""
+    lines = [] if command else [f"guard: {counted(len(facts.verdicts), 'bad step')}"]
     for verdict in facts.verdicts[-ERRORS_SHOWN:]:
         lines.append(f"  step {verdict.step}: {verdict.reason}, rerun {verdict.rerun}, {verdict.policy}")
     lines += _earlier(len(facts.verdicts))
@@ -330,6 +352,6 @@ def _journal(damage: tuple[Damage, ...], facts: Facts) -> list[str]:
     lost = counted(facts.records_lost, "record")
     lines = [f"journal: DAMAGED in {counted(len(alarming), 'place')}, {lost} lost by writers"]
     for item in alarming[:ERRORS_SHOWN]:
-        where = f"{_line(item.file)} at {item.offset}"
-        lines.append(f"  {where}: {item.reason}, {item.length} bytes {_line(item.detail)}".rstrip())
+        where = f"{one_line(item.file)} at {item.offset}"
+        lines.append(f"  {where}: {item.reason}, {item.length} bytes {one_line(item.detail)}".rstrip())
     return lines

@@ -14,7 +14,7 @@ OURS = {"packtrain", "packtrain.cli", "packtrain.core", "packtrain.core.errors"}
     f"packtrain.cli.{name}" for name in (
         "attach", "ckpt", "ckpt_copy", "ckpt_diff", "ckpt_import", "ckpt_keep", "ckpt_repair", "ckpt_restore",
         "ckpt_show", "ckpt_verify", "data", "doctor", "ending", "export", "first_light", "logs", "main", "options",
-        "places", "ps", "report", "runs", "sample", "shape", "train", "words",
+        "places", "ps", "report", "run", "runs", "sample", "shape", "train", "words",
     )
 }
 
@@ -43,7 +43,7 @@ def test_help_lists_every_verb(tmp_path: pathlib.Path) -> None:
     """Every verb is in the help with a sentence that fits its line."""
     code, out, _ = packtrain(tmp_path, "--help")
     assert code == 0
-    for verb in ("first-light", "train", "sample", "data", "doctor", "runs", "report", "ps", "logs", "attach", "stop"):
+    for verb in ("first-light", "train", "run", "sample", "data", "doctor", "runs", "report", "ps", "logs", "attach", "stop"):
         line = next(line for line in out.splitlines() if line.startswith(f"  {verb} "))
         assert line.endswith(".") and not line.endswith("...")
 

@@ -39,7 +39,7 @@ from packtrain.core.records import (
 )
 from packtrain.core.units import NS
 from packtrain.monitor.fold import Facts, failures, fold
-from packtrain.monitor.report import Sources, read_cards, render, report
+from packtrain.monitor.report import Sources, command_of, read_cards, render, report
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 STORE = "/data/stores/first-light/held_out"
@@ -305,3 +305,25 @@ def test_memory_is_told() -> None:
     text = render(sources(*FIRST[:3], *copies, *FIRST[3:], began))
     assert "  2  from step 120" in text and f"\n       {note}\n" in text
     assert "  3 in memory, 1 skipped; median: the loop waited 0.020 s for 66.0 MiB\n" in text
+
+
+def test_a_program_is_told_by_its_command() -> None:
+    """Of a program of anybody there are attempts and seconds, and nothing that only a recipe has."""
+    entries = told(
+        (0.0, RunCreated(run="ddp", spec=1, version="1")),
+        (1.0, AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1)),
+        (61.0, AttemptEnded(attempt=1, exit_code=-9, reason="killed")),
+        (62.0, AttemptBegan(attempt=2, commit=2, parent=0, restore_step=-1)),
+        (92.0, AttemptEnded(attempt=2, exit_code=0, reason="done")),
+    )
+    text = render(Sources("ddp", "/runs/ddp", fold(entries), command="python ddp.py\x1b[2J out"))
+    assert text.startswith("ddp: done, 1m30s over 2 attempts\n  command python ddp.py[2J out")
+    assert "\n    1    1m00s  killed (-9)\n    2    30.0s  done (0)\n" in text
+    assert "all attempts" in text
+    assert not any(word in text for word in ("recipe", "guard", "step", "fresh", "saves"))
+
+
+def test_the_command_of_a_spec() -> None:
+    """A command is told as a shell takes it; what is no command of a program is none."""
+    assert command_of({"kind": "program", "command": ["python", "a b.py"]}) == "python 'a b.py'"
+    assert command_of({"recipe": "first-light"}) == command_of({"command": 5}) == ""
