@@ -103,11 +103,11 @@ def _is_number(value: object) -> bool:
 
 def render(sources: Sources) -> str:
     """The whole text, sections separated by blank lines."""
-    facts = sources.facts
+    facts, command = sources.facts, sources.command
     sections = [
         _outcome(sources), list(held_out(facts, sources.cards or {})), _speed(facts),
-        *(profile(record) for record in facts.profiles[-1:]), _attempts(facts, sources.command),
-        _seconds(facts), _saves(facts, sources.command), _trouble(facts, sources.command), _journal(sources.damage, facts), list(samples(facts)),
+        *(profile(record) for record in facts.profiles[-1:]), _attempts(facts, command), _seconds(facts),
+        _saves(facts, command), _trouble(facts, command), _journal(sources.damage, facts), list(samples(facts)),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
