@@ -43,7 +43,9 @@ def test_help_lists_every_verb(tmp_path: pathlib.Path) -> None:
     """Every verb is in the help with a sentence that fits its line."""
     code, out, _ = packtrain(tmp_path, "--help")
     assert code == 0
-    verbs = "first-light train run sample data doctor runs report ps logs attach stop".split()
+    verbs = (
+        "first-light", "train", "run", "sample", "data", "doctor", "runs", "report", "ps", "logs", "attach", "stop",
+    )
     for verb in verbs:
         line = next(line for line in out.splitlines() if line.startswith(f"  {verb} "))
         assert line.endswith(".") and not line.endswith("...")

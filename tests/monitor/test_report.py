@@ -318,7 +318,7 @@ def test_a_program_is_told_by_its_command() -> None:
     )
     text = render(Sources("ddp", "/runs/ddp", fold(entries), command="python ddp.py\x1b[2J out"))
     assert text.startswith("ddp: done, 1m30s over 2 attempts\n  command python ddp.py[2J out")
-    assert "\n    1    1m00s  killed (-9)\n    2    30.0s  done (0)\n" in text
+    assert "\n    1    1m00s  killed (-9)\n    2      30s  done (0)\n" in text
     assert "all attempts" in text
     assert not any(word in text for word in ("recipe", "guard", "step", "fresh", "saves"))
 
