@@ -16,7 +16,7 @@ from packtrain.core.platform import Platform, Process
 from packtrain.core.records import ErrorSeen
 from packtrain.core.units import NS
 from packtrain.core.wire import json_object
-from packtrain.supervise import ranks, stacks
+from packtrain.supervise import programs, ranks, stacks
 from packtrain.supervise.errands import Errands
 from packtrain.supervise.job import Job
 from packtrain.supervise.messages import (
@@ -34,6 +34,7 @@ from packtrain.supervise.messages import (
 )
 from packtrain.supervise.one_node import status_text
 from packtrain.supervise.processes import MARK, Processes
+from packtrain.supervise.quiet import QuietWatch
 from packtrain.supervise.ranks import Rank
 from packtrain.supervise.sockets import remove_socket
 from packtrain.supervise.warm import Standbys
@@ -134,6 +135,11 @@ class Attempt:
         self._carrier_address = ""
         self._ending: tuple[int, Callable[[], None]] | None = None
         """(when the carrier is killed, what to call when it is gone)"""
+        self._quiet = QuietWatch(
+            platform, errands, job.supervise, self.number, self._log, processes.usage, tell
+        ) if job.plain else None
+        self._terminated = False
+        """A program of anybody got SIGTERM."""
 
     # --- the beginning ---
 
@@ -159,7 +165,7 @@ class Attempt:
     def _start_workers(self, ns: int) -> str:
         try:
             for local, rank in enumerate(self._launch.ranks):
-                env = {**child_env(self._job, self._place), **self._worker_env(local, rank)}
+                env = self._program_env(local, rank) if self._job.plain else self._worker_env(local, rank)
                 warm = self._standbys.take(env, self._log(rank)) if self._launch.reuse_standby else None
                 self._workers[rank] = warm or self._platform.spawn(
                     self._job.worker, env, cwd=self._job.cwd or None, log_path=self._log(rank)
@@ -177,11 +183,23 @@ class Attempt:
     def _log(self, rank: int) -> str:
         return f"{self._logs}/{rank}.log"
 
+    def _program_env(self, local: int, rank: int) -> dict[str, str]:
+        """Of a program that knows nothing of us: who it is, in the words of other launchers."""
+        env, place = programs.inherited(self._job.env), self._seat(local, rank)
+        seat = programs.Seat(
+            self._job.name, place.attempt, rank, place.world_size, local, place.local_world_size, place.master_addr,
+            place.master_port,
+        )
+        return {**env, **worker_env(place), **programs.seat_env(seat, env), MARK: self._place.mark}
+
     def _worker_env(self, local: int, rank: int) -> dict[str, str]:
+        return {**child_env(self._job, self._place), **worker_env(self._seat(local, rank))}
+
+    def _seat(self, local: int, rank: int) -> contract.Place:
         launch, place = self._launch, self._place
         number, _, digest = launch.restore.partition(":")
         host, _, port = launch.master.rpartition(":")
-        return worker_env(contract.Place(
+        return contract.Place(
             run=self._job.run_folder, attempt=launch.attempt, fresh=not launch.restore,
             restore=Restore(int(number), digest) if launch.restore else None,
             carrier=place.carrier if self._job.carrier else "", socket=self._beats, control=place.control,
@@ -189,7 +207,7 @@ class Attempt:
             node=place.node, failures=launch.failures, node_minutes=launch.node_minutes, rank=rank,
             world_size=launch.world_size, local_rank=local,
             local_world_size=len(launch.ranks), master_addr=host, master_port=int(port or 0),
-        ))
+        )
 
     def _start_carrier(self, ns: int) -> None:
         """Nobody waits for it to listen: a worker offers later than that, and tries again where it does not."""
@@ -246,13 +264,20 @@ class Attempt:
         """Exits, silence, the carrier, the end. `gap_ns`: for so long nobody looked."""
         for rank, worker in list(self._workers.items()):
             status = worker.poll()
-            if status is not None:
+            if status is not None and not self._leaves_others(worker):
                 self._ended(ns, rank, worker, status)
-            else:
+            elif status is None:
                 self._ranks[rank], events = ranks.looked(self._ranks[rank], self._job.supervise, ns, gap_ns)
                 self._tell_all(events)
+        if self._quiet is not None:
+            dumb = {rank: worker.pid for rank, worker in self._workers.items() if not self._ranks[rank].seq}
+            self._quiet.look(ns, dumb)
         self._look_at_carrier(ns)
         self._look_at_end(ns)
+
+    def _leaves_others(self, worker: Process) -> bool:
+        """A shell dies of SIGTERM before the program that it started has saved."""
+        return self._terminated and self._processes.group_lives(worker)
 
     def _tell_all(self, events: list[AgentEvent]) -> None:
         for event in events:
@@ -337,11 +362,20 @@ class Attempt:
     def _order(self, action: GiveOrder) -> str:
         self.last_order = max(self.last_order, action.order)
         error = self._write(self._place.control, order_bytes(Order(action.order, action.word, action.a, action.b)))
-        if error and action.word in (contract.Word.STOP, contract.Word.DRAIN):
-            for worker in self._workers.values():
-                worker.send_signal(signal.SIGTERM)  # which every worker takes for the word STOP
-            return ""
+        if action.word in (contract.Word.STOP, contract.Word.DRAIN):
+            return self._terminate(error)
         return error
+
+    def _terminate(self, error: str) -> str:
+        """SIGTERM, where the word could not be given: every worker takes that for STOP. A program of anybody may know
+        nothing else; a shell between would die of it alone and leave its child, so the whole group gets it."""
+        for worker in self._workers.values():
+            if self._job.plain:
+                self._terminated = True
+                self._processes.terminate_group(worker)
+            elif error:
+                worker.send_signal(signal.SIGTERM)
+        return ""
 
     def _write(self, path: str, data: bytes) -> str:
         try:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from packtrain.core.contract import ATTEMPT
 from packtrain.core.platform import Platform, Process
 from packtrain.core.units import NS
+from packtrain.supervise import quiet
 
 MARK = "PACKTRAIN_MARK"
 PR_SET_CHILD_SUBREAPER = 36
@@ -57,6 +58,23 @@ class Processes:
         """SIGKILL a child and what stayed in its group: each child leads a session and a group of its own."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+
+    def terminate_group(self, process: Process) -> None:
+        """SIGTERM to the same."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
+
+    def group_lives(self, process: Process) -> bool:
+        """Whether anything of that group is left."""
+        try:
+            os.killpg(process.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    def usage(self) -> dict[int, quiet.Usage]:
+        """What each session used of the processor."""
+        return quiet.usage()
 
     def kill(self, pid: int) -> None:
         with suppress(ProcessLookupError, PermissionError):

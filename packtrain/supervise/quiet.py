@@ -7,14 +7,22 @@ it starts stays in it. A processor that is hardly used is no sign of life: threa
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from packtrain.core.platform import Platform
 from packtrain.core.units import NS
+from packtrain.supervise.config import SuperviseConfig
+from packtrain.supervise.errands import Errands
+from packtrain.supervise.messages import RankIdle
+from packtrain.supervise.ranks import unwatched_ns
 
 LOOK_NS = NS
 """How often a program is looked at."""
+SIGNS_S = 10.0
+"""How long a look may take: logs lie on a disk that may hang."""
 BUSY_PART = 0.01
 """Of one core, since the last sign of life: what uses less does nothing."""
 BUSY_S = 0.05
@@ -86,6 +94,58 @@ def _alive(quiet: Quiet, sign: Sign, ns: int) -> bool:
     used_s = sign.usage.cpu_s - quiet.sign.usage.cpu_s
     busy = used_s >= max(BUSY_S, BUSY_PART * (ns - quiet.since_ns) / NS)
     return sign.log_bytes != quiet.sign.log_bytes or busy or used_s < 0
+
+
+class QuietWatch:
+    """Looks at the ranks of one attempt on one node that send no beats.
+
+    `log_of`: rank -> path of its log; `usage`: as below, or one of a test.
+    """
+
+    def __init__(
+        self, platform: Platform, errands: Errands, config: SuperviseConfig, attempt: int, log_of: Callable[[int], str],
+        usage: Callable[[], dict[int, Usage]], tell: Callable[[RankIdle], None],
+    ) -> None:
+        self._platform, self._errands, self._config, self._usage = platform, errands, config, usage
+        self._attempt, self._log_of, self._tell = attempt, log_of, tell
+        self._known: dict[int, Quiet] = {}
+        self._asked_ns = self._seen_ns = 0
+        self._looking = False
+
+    def look(self, ns: int, pids: Mapping[int, int]) -> None:
+        """`pids`: of those that live and send no beats, by rank. A look that hangs is not followed by another one."""
+        if self._looking or ns - self._asked_ns < LOOK_NS or not pids:
+            return
+        self._asked_ns = ns
+        self._errands.start(ns, SIGNS_S, lambda: self._signs(dict(pids)), self._seen)
+
+    def _signs(self, pids: Mapping[int, int]) -> dict[int, Sign]:
+        self._looking = True
+        try:
+            used = self._usage()
+            return {rank: Sign(self._log_bytes(rank), used.get(pid, Usage())) for rank, pid in pids.items()}
+        finally:
+            self._looking = False
+
+    def _log_bytes(self, rank: int) -> int:
+        with suppress(OSError):
+            return self._platform.size(self._log_of(rank))
+        return 0
+
+    def _seen(self, signs: dict[int, Sign] | Exception | None) -> None:
+        """Time since the last answer is counted as far as looks are apart, and not while the disk hung."""
+        if not isinstance(signs, dict):
+            return
+        ns = self._platform.boot_ns()
+        gap_ns, self._seen_ns = unwatched_ns(ns, self._seen_ns), ns
+        for rank, sign in signs.items():
+            quiet = self._known.get(rank, Quiet(ns, sign))
+            self._known[rank], idle = looked(
+                quiet, sign, ns, progress_s=self._config.progress_s, stopped_s=self._config.stopped_s,
+                unwatched_ns=gap_ns,
+            )
+            if idle is not None:
+                self._tell(RankIdle(attempt=self._attempt, rank=rank, seconds=idle.seconds, stopped=idle.stopped))
 
 
 def usage() -> dict[int, Usage]:

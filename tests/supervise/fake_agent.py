@@ -19,6 +19,7 @@ from packtrain.supervise.job import Job
 from packtrain.supervise.keys import Address
 from packtrain.supervise.messages import Action, AgentEvent, Do, Edge, FromAgent, FromCoordinator, Launch, Welcome
 from packtrain.supervise.processes import Marked, Processes
+from packtrain.supervise.quiet import Usage
 from packtrain.supervise.requests import Requests
 
 T = TypeVar("T")
@@ -75,6 +76,15 @@ class FakeProcesses(Processes):
 
     def kill_group(self, process: Process) -> None:
         process.send_signal(signal.SIGKILL)
+
+    def terminate_group(self, process: Process) -> None:
+        process.send_signal(signal.SIGTERM)
+
+    def group_lives(self, process: Process) -> bool:
+        return process.poll() is None
+
+    def usage(self) -> dict[int, Usage]:
+        return {}
 
     def kill(self, pid: int) -> None:
         self.killed.append(pid)
