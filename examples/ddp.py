@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 --max-restarts 3 ddp.py OUT --steps 200
     packtrain run --procs-per-node 2 -- python ddp.py OUT --steps 200
 
-Writes OUT/state.pt every few steps, and a line `step,seconds since boot,loss` for each step to OUT/steps.csv. Every
+Writes OUT/state.pt every few steps, and a line `step,seconds since boot,loss,pid` for each step to OUT/steps.csv. Every
 batch follows from step and rank, so a run that was interrupted ends with the same bits as one that was not; their hash
 is the last line it prints.
 """
@@ -73,12 +73,13 @@ def main(after_step=lambda step, save_now: None):
         step += 1
         if rank == 0:
             with open(args.out / "steps.csv", "a") as file:
-                file.write(f"{step},{time.clock_gettime(time.CLOCK_BOOTTIME):.6f},{loss.item():.6f}\n")
+                file.write(f"{step},{time.clock_gettime(time.CLOCK_BOOTTIME):.6f},{loss.item():.6f},{os.getpid()}\n")
         if step % args.save_every == 0:
             save_now()
         after_step(step, save_now)
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     print(f"rank {rank} done: {hashlib.sha256(weights).hexdigest()}", flush=True)
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -270,8 +270,8 @@ class Attempt:
                 self._ranks[rank], events = ranks.looked(self._ranks[rank], self._job.supervise, ns, gap_ns)
                 self._tell_all(events)
         if self._quiet is not None:
-            dumb = {rank: worker.pid for rank, worker in self._workers.items() if not self._ranks[rank].seq}
-            self._quiet.look(ns, dumb)
+            pids = {rank: worker.pid for rank, worker in self._workers.items()}
+            self._quiet.look(ns, pids, [rank for rank in pids if self._ranks[rank].seq])
         self._look_at_carrier(ns)
         self._look_at_end(ns)
 

@@ -31,7 +31,7 @@ class SuperviseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """No step completed for this long, though beats come: killed and started again. 0: never. Counted from the second
     step heard of (the first compiles), and not while the worker compiles, restores, saves, evaluates or pauses."""
     stopped_s: float = 10.0
-    """A program that sends no beats and was stopped from outside (SIGSTOP) is killed and started again after this long.
+    """A program (`packtrain run`) that was stopped from outside (SIGSTOP) is killed and started again after this long.
     0: never."""
     go_s: float = 600.0
     """How long a rank that is ready waits for all others of its world, before its first collective; after that long

@@ -158,7 +158,7 @@ def _hung(turn: Turn, name: str, edge: RankSilent | RankStalled) -> None:
 
 
 def _idle(turn: Turn, name: str, edge: RankIdle) -> None:
-    """A program without beats; its agent told it when it was certain."""
+    """A program of anybody; its agent told it when it was certain."""
     if turn.run.stage not in ACTIVE or turn.run.trouble is not None:
         return
     why = "stopped (SIGSTOP)" if edge.stopped else "no output and no processor time"

@@ -7,7 +7,7 @@ it starts stays in it. A processor that is hardly used is no sign of life: threa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -97,7 +97,8 @@ def _alive(quiet: Quiet, sign: Sign, ns: int) -> bool:
 
 
 class QuietWatch:
-    """Looks at the ranks of one attempt on one node that send no beats.
+    """Looks at the ranks of a program on one node, for one attempt. Those that send beats are judged by these, but for
+    having been stopped.
 
     `log_of`: rank -> path of its log; `usage`: as below, or one of a test.
     """
@@ -111,9 +112,11 @@ class QuietWatch:
         self._known: dict[int, Quiet] = {}
         self._asked_ns = self._seen_ns = 0
         self._looking = False
+        self._beating: frozenset[int] = frozenset()
 
-    def look(self, ns: int, pids: Mapping[int, int]) -> None:
-        """`pids`: of those that live and send no beats, by rank. A look that hangs is not followed by another one."""
+    def look(self, ns: int, pids: Mapping[int, int], beating: Collection[int]) -> None:
+        """`pids`: of those that live, by rank. A look that hangs is not followed by another one."""
+        self._beating = frozenset(beating)
         if self._looking or ns - self._asked_ns < LOOK_NS or not pids:
             return
         self._asked_ns = ns
@@ -141,8 +144,8 @@ class QuietWatch:
         for rank, sign in signs.items():
             quiet = self._known.get(rank, Quiet(ns, sign))
             self._known[rank], idle = looked(
-                quiet, sign, ns, progress_s=self._config.progress_s, stopped_s=self._config.stopped_s,
-                unwatched_ns=gap_ns,
+                quiet, sign, ns, progress_s=0.0 if rank in self._beating else self._config.progress_s,
+                stopped_s=self._config.stopped_s, unwatched_ns=gap_ns,
             )
             if idle is not None:
                 self._tell(RankIdle(attempt=self._attempt, rank=rank, seconds=idle.seconds, stopped=idle.stopped))
