@@ -1,13 +1,13 @@
 """From a fault to the next completed step: the same torch DDP script under several launchers, and our own trainer.
 
-Command:  make bench-recovery       (PEER=/path/to/python: an interpreter with torch 2.13.0; without it only our trainer.
+Command:  make bench-recovery       (PEER=/path/to/python: an interpreter with torch 2.13.0; without it only ours.
           NVRX=, TORCHFT=: interpreters with nvidia-resiliency-ext and torchft as well; ROUNDS=10, ONLY=a;b for some.)
 
 examples/ddp.py on two ranks (gloo, 20 ms a step, a checkpoint every 5 steps) is started, a rank is killed once it has
 stepped for a while, ranks 0 and 1 in turn, and the clock stops at the first step of the next incarnation. Contenders
-take turns, each alone on the machine. torchft has a script of its own (bench/recovery_torchft.py): the surviving replica
-goes on, and what is timed is its next step but one (the one under way may still end). Our trainer is as small as one can
-be (`packtrain train --nodes 2`), and its steps are those of its journal.
+take turns, each alone on the machine. torchft has a script of its own (bench/recovery_torchft.py): the surviving
+replica goes on, and what is timed is its next step but one (the one under way may still end). Our trainer is as small
+as one can be (`packtrain train --nodes 2`), and its steps are those of its journal.
 
 SIGSTOP is given once to each launcher, and waited for `STOP_BOUND_S` at most: torchrun looks at exits alone, and a rank
 that is stopped does not exit; the others wait in a collective for as long as its timeout (gloo: 30 minutes).
@@ -226,7 +226,7 @@ def build(folder: Path) -> Path:
     texts = folder / "texts"
     texts.mkdir()
     for n in range(60):
-        (texts / f"{n}.txt").write_text(f"Mule number {n} carries {n * 3} loaves over the pass, and mule {n + 1} follows.")
+        (texts / f"{n}.txt").write_text(f"Mule number {n} carries {n * 3} loaves, and mule {n + 1} follows.")
     command = (sys.executable, "-m", "packtrain", "data", "build", str(texts), "--out", str(folder / "built"))
     subprocess.run(
         [*command, "--tokenizer", "byte"], env={**os.environ, "PYTHONPATH": str(ROOT), "PACKTRAIN_HOME": str(folder)},

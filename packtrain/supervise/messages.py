@@ -66,8 +66,8 @@ class RankStalled(Part, tag="rank_stalled"):
 
 
 class RankIdle(Part, tag="rank_idle"):
-    """A program neither printed anything nor used the processor for so long (quiet.py), and sends no beats; or a process
-    of it was `stopped` from outside (SIGSTOP). Told once, when it is certain.
+    """A program without beats neither printed anything nor used the processor for so long (quiet.py), or a process of
+    it was `stopped` from outside (SIGSTOP). Told once, when it is certain.
     """
 
     attempt: int
