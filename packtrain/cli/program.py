@@ -51,8 +51,8 @@ def resolve(
 def default_name(command: Sequence[str]) -> str:
     """That of the program without its ending: of the script where the command is an interpreter's."""
     words = [os.path.basename(word) for word in command]
-    script = next((word for word in words[1:] if not word.startswith("-")), "") if words[0] in INTERPRETERS else ""
-    stem = os.path.splitext(script or words[0])[0]
+    first = next((word for word in words[1:] if word == "-c" or not word.startswith("-")), "-c")
+    stem = os.path.splitext(first if words[0] in INTERPRETERS and first != "-c" else words[0])[0]
     name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).lstrip("._-")
     return name[:80] or KIND
 

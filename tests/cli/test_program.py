@@ -56,6 +56,8 @@ def test_another_folder_is_another_command(tmp_path: pathlib.Path, monkeypatch: 
 @pytest.mark.parametrize(("command", "name"), [
     (("python", "-u", "train/ddp.py", "out"), "ddp"), (("./go.sh",), "go"), (("python3", "-m", "pkg.main"), "pkg"),
     (("sleep", "5"), "sleep"), (("./\u00e9.sh",), "program"), (("bash",), "bash"),
+    (("bash", "-c", "echo a; sleep 1"), "bash"), (("python", "-u", "-c", "pass"), "python"),
+    (("python", "x.py", "-c", "f"), "x"),
 ])
 def test_runs_are_named_after_their_program(command: tuple[str, ...], name: str) -> None:
     """A run without --run has the name of the script, or of the command, as far as it can be a name."""
