@@ -4,7 +4,7 @@
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help first-light test lint soak-ci bench-help bench-data bench-train bench-attention bench-checkpoint bench-control ratchet clean
+.PHONY: help first-light test lint soak-ci bench-help bench-data bench-train bench-attention bench-checkpoint bench-control bench-recovery ratchet clean
 
 help:
 	@echo "make first-light   install, then train a small language model on this machine's own text (about 6 minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench-train   a training step beside the same in torch (PEER=python with torch; 3 minutes)"
 	@echo "make bench-attention  attention under masks, beside others (TORCH=python, TOKAMAX=python; 3 minutes)"
 	@echo "make bench-control what a coordinator of 12,500 agents costs, and how soon silence is suspected (10 minutes)"
+	@echo "make bench-recovery   from a fault to the next step, beside torchrun and others (PEER=python with torch; 15 minutes)"
 	@echo "make ratchet       record shorter functions in tests/house/ratchet.json"
 	@echo "make clean         remove environments and caches; runs/ and stores/ stay"
 
@@ -61,6 +62,9 @@ bench-checkpoint: .venv/installed
 
 bench-control: .venv/installed
 	@.venv/bin/python bench/control.py
+
+bench-recovery: .venv/installed
+	@PYTHONPATH=. .venv/bin/python bench/recovery.py
 
 ratchet: .venv/installed
 	@.venv/bin/python -m tests.house.ratchet

@@ -38,6 +38,7 @@ STOP_BOUND_S = float(os.environ.get("STOP_BOUND_S", "60"))
 START_BOUND_S = KILL_BOUND_S = 120.0
 STEPS_BEFORE = 20
 """Steps that are seen before a fault."""
+PLATFORM = LocalPlatform()
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "RECOVERY_BENCH"
 """Variable by which the processes of a contender are found."""
@@ -83,7 +84,7 @@ def steps_of_ddp(out: Path) -> list[Step]:
 
 def steps_of_ours(out: Path) -> list[Step]:
     """Each incarnation of the trainer writes a journal of its own."""
-    entries = read_folder(LocalPlatform(), f"{out}/runs/tiny/journal").entries
+    entries = read_folder(PLATFORM, f"{out}/runs/tiny/journal").entries
     return [Step(e.ns / 1e9, hash(e.writer)) for e in entries if isinstance(e.record, StepDone)]
 
 
@@ -120,7 +121,8 @@ def end(launcher: subprocess.Popen[bytes], token: str) -> None:
     """Asked twice, which ends everything at once under each of the launchers; what is left is killed by its token."""
     for _ in range(2):
         launcher.send_signal(signal.SIGINT)
-        time.sleep(0.5)
+        with suppress(subprocess.TimeoutExpired):
+            launcher.wait(1)
     with suppress(subprocess.TimeoutExpired):
         launcher.wait(10)
     launcher.kill()
@@ -137,7 +139,7 @@ def wait(seen: Callable[[], float | None], bound_s: float) -> float | None:
         found = seen()
         if found is not None:
             return found
-        time.sleep(0.01)
+        PLATFORM.sleep(0.01)
     return None
 
 
