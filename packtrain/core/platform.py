@@ -210,17 +210,24 @@ class Platform(ABC):
             file.write(data)
             file.fsync()
 
-    def write_replacing(self, path: str, data: bytes) -> None:
-        """Replace `path` atomically (temp name, fsync, rename, fsync of the folder); a failed try leaves no temp."""
+    def write_replacing(self, path: str, data: bytes, durable: bool = True) -> None:
+        """Replace `path` atomically (temp name, fsync, rename, fsync of the folder); a failed try leaves no temp.
+
+        Not `durable`: nothing waits for the disk, and what a power cut leaves is old, new or empty.
+        """
         temp = f"{path}.new-{self.token()}"
         try:
-            self.write_new(temp, data)
+            with self.create(temp) as file:
+                file.write(data)
+                if durable:
+                    file.fsync()
             self.replace(temp, path)
         except OSError:
             with suppress(OSError):
                 self.unlink(temp)
             raise
-        self.fsync_dir(os.path.dirname(path) or ".")
+        if durable:
+            self.fsync_dir(os.path.dirname(path) or ".")
 
     def read_json(self, path: str) -> Any:
         return json.loads(self.read(path))

@@ -334,7 +334,7 @@ def _read_term(platform: Platform, home: str) -> int:
 def _write_term(platform: Platform, home: str, term: int) -> None:
     """A disk that refuses costs the memory of the next incarnation, not this one's."""
     try:
-        platform.write_replacing(f"{home}/term", str(term).encode())
+        platform.write_replacing(f"{home}/term", str(term).encode(), durable=False)
     except OSError as error:
         print(f"the term cannot be remembered: {error}", file=sys.stderr)
 

@@ -147,8 +147,8 @@ class Attempt:
         """Carrier and workers; why not, where that fails (nothing is left then)."""
         try:
             self._platform.mkdir(self._logs)
-            self._platform.write_replacing(self._place.control, order_bytes(NO_ORDER))
-            self._platform.write_replacing(self._place.peers, b"{}")
+            self._platform.write_replacing(self._place.control, order_bytes(NO_ORDER), durable=False)
+            self._platform.write_replacing(self._place.peers, b"{}", durable=False)
             self._started_ns = ns
             self._start_carrier(ns)
         except OSError as error:
@@ -378,8 +378,9 @@ class Attempt:
         return ""
 
     def _write(self, path: str, data: bytes) -> str:
+        """A busy disk must not hold up the pulse: these files mean nothing after a power cut."""
         try:
-            self._platform.write_replacing(path, data)
+            self._platform.write_replacing(path, data, durable=False)
         except OSError as error:
             return f"{path}: {error.strerror}"
         return ""

@@ -413,6 +413,20 @@ def test_a_control_file_that_cannot_be_written_is_a_signal() -> None:
     assert errors[1] == "" and errors[2].startswith(f"{HOME}/control.json: ")
 
 
+def test_what_an_agent_writes_waits_for_no_disk() -> None:
+    """A disk that takes seconds to sync must not make a node look silent: a launch, orders, peers, a higher term."""
+    node = Node()
+    before = len(node.disk.trace)
+    node.join(term=2)
+    node.do(launch(), term=2)
+    node.do(GiveOrder(attempt=1, order=1, word=Word.GO), term=2)
+    node.do(Peers(attempt=1, addresses={}), term=2)
+    node.do(EndWorkers(attempt=1, reason=""), term=2)
+    node.pass_s(0.2)
+    assert len(node.events(Did)) == 4 and node.events(RankEnded)
+    assert not [step for step in node.disk.trace[before:] if "fsync" in step[1]]
+
+
 def test_leftovers_of_another_incarnation_are_ended() -> None:
     """All of them, whatever attempt; its own are not touched; one that does not go is reported and not waited for."""
     node = Node()
