@@ -11,14 +11,14 @@ import math
 import os
 import statistics
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from packtrain.core.errors import StoppedOnRequest
 from packtrain.core.journal import UNREADABLE, Damage, Reading, read_folder
 from packtrain.core.platform import Platform
-from packtrain.core.records import EvalDone, ProfileDone, StepDone
+from packtrain.core.records import EvalDone, ProfileDone, RestoreDone, StepDone
 from packtrain.core.units import NS, bytes_text, count_text, duration_text
 from packtrain.monitor.fold import Attempt, Facts, fold
 
@@ -241,7 +241,15 @@ def _attempts(facts: Facts) -> list[str]:
     for one in facts.attempts:
         lines.append(f"  {_attempt(one, one is facts.attempts[-1])}")
         lines += [f"       {_line(one.note)}"] if one.note else []
+        lines += [f"       {_restored(one.restored)}"] if one.restored else []
     return lines
+
+
+def _restored(ranks: Sequence[RestoreDone]) -> str:
+    """What the ranks of an attempt read together, from where, and how long the slowest of them took."""
+    first = ranks[0]
+    seconds, read = max(rank.seconds for rank in ranks), bytes_text(first.read_bytes_all)
+    return f"read {read} in {seconds:.1f} s from {_line(first.source)}: {_line(first.reason)}"
 
 
 def _attempt(attempt: Attempt, last: bool) -> str:
@@ -290,7 +298,16 @@ def _saves(facts: Facts) -> list[str]:
         lines.append(f"  on mirror {printable(name)}: step {done.step}, {bytes_text(done.bytes)} verified there")
     for back in facts.brought_back[-ERRORS_SHOWN:]:
         lines.append(f"  step {back.step} was deleted from outside and is back, from mirror {printable(back.mirror)}")
-    return ["saves", *lines]
+    return ["saves", *lines, *_hung(facts)]
+
+
+def _hung(facts: Facts) -> Iterator[str]:
+    """Carriers that were given up, and the homes of saves they hung in."""
+    for one in facts.given_up[-ERRORS_SHOWN:]:
+        left = f"; left alone: {_line(', '.join(one.quarantine))}" if one.quarantine else ""
+        yield f"  a carrier was given up, it {_line(one.reason)}{left}"
+    for home in facts.homes_back[-ERRORS_SHOWN:]:
+        yield f"  saves may go to {_line(home.path)} again, it answers"
 
 
 def _remembered(facts: Facts) -> list[str]:

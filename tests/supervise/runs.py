@@ -89,11 +89,11 @@ def leftovers(folder: pathlib.Path) -> list[psutil.Process]:
     return alive
 
 
-def kill(folder: pathlib.Path, word: str) -> None:
-    """SIGKILL the process of this run whose command line has `word` as a part."""
+def kill(folder: pathlib.Path, word: str, signum: int = signal.SIGKILL) -> None:
+    """Signal the process of this run whose command line has `word` as a part."""
     victims = [p for p in processes(folder) if any(word in part for part in p.cmdline())]
     assert len(victims) == 1, victims
-    victims[0].send_signal(signal.SIGKILL)
+    victims[0].send_signal(signum)
 
 
 def records(folder: pathlib.Path, kind: type[T]) -> list[T]:
