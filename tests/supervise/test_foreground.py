@@ -175,15 +175,17 @@ def test_a_carrier_that_cannot_be_started_is_tried_again(folder: pathlib.Path) -
 
 
 def test_a_carrier_that_answers_nothing_is_given_up(folder: pathlib.Path) -> None:
-    """A carrier that stands still is killed and another one takes its place, with one warning and a record; the worker
-    goes on, and later saves are published."""
-    toy = {"steps": 200, "save_every": 20, "step_s": 0.01}
-    with driven(folder, toy, "FAST", carrier_overdue_s=12.0) as run:
-        run.until("beat 30")
-        kill(folder, "packtrain.checkpoint.carrier", signal.SIGSTOP)
-        assert "answered nothing for 12 s" in run.until("say the carrier")
-        assert run.end() == (0, "")
-    assert saved_state(folder) == expected(200) and len(records(folder, AttemptBegan)) == 1
+    """A carrier that answers stays; one that stands still is killed and another one takes its place, with one warning
+    and a record; the worker goes on, and later saves are published."""
+    toy = {"steps": 100_000, "save_every": 20, "step_s": 0.01}
+    with driven(folder, toy, "FAST", carrier_overdue_s=10.0) as run:
+        run.until("beat 420")  # longer than one that starts may be silent
+        stopped = kill(folder, "packtrain.checkpoint.carrier", signal.SIGSTOP)
+        assert "answered nothing for 10 s" in run.until("say the carrier")
+        stopped.wait(10)
+        run.signal(signal.SIGINT)
+        assert run.end()[0] == 75
+    assert saved_state(folder) == expected(restore_point(folder).step) and len(records(folder, AttemptBegan)) == 1
     assert [one.quarantine for one in records(folder, CarrierGivenUp)] == [[]]
     hung = [error for error in records(folder, ErrorSeen) if error.name == "checkpoint.carrier_hung"]
     assert len(hung) == 1 and hung[0].severity == "warning" and hung[0].where and hung[0].fix

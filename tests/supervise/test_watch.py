@@ -148,7 +148,6 @@ def test_retention_does_not_wait_for_a_disk(tmp_path: pathlib.Path) -> None:
         retainer.save_published()
         assert retainer.look() == [] and platform.hangs.acquire(timeout=10)
         for _ in range(3):
-            retainer.save_published()
             assert retainer.look() == [] and not retainer.idle
         assert not platform.hangs.acquire(blocking=False)
         platform.gate.set()
@@ -163,6 +162,7 @@ def test_retention_does_not_wait_for_a_disk(tmp_path: pathlib.Path) -> None:
         carrier.settimeout(10)
         asked = json.loads(carrier.recv(1 << 16))
         assert [action["folder"] for action in asked["actions"]] == ["step-00000001.a0001.t1"]
+        assert retainer.look() == []
         retainer.ask_again()
-        assert not retainer.idle
+        assert not retainer.idle, "what was not answered is planned again"
         carrier.close()
