@@ -269,6 +269,12 @@ class PeerLost(AgainError):
     name = "checkpoint.peer_lost"
 
 
+class PeerCopyFailed(AgainError):
+    """A copy in memory could not be brought to another node, or back from there; saves on disk are not concerned."""
+
+    name = "checkpoint.peer_copy_failed"
+
+
 class CarrierHung(AgainError):
     """The process that carries checkpoints away answered nothing, or hung in a dead file system; it was given up."""
 

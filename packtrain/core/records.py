@@ -229,6 +229,10 @@ class MemorySaved(Record, tag="memory_save"):
     step: int
     bytes: int
     stall_s: float
+    at_peer: int = 0
+    """Copies that another node has, since the last of these records."""
+    not_at_peer: int = 0
+    """Those that were to go there and gave way to newer ones, or failed."""
 
 
 class RestoreDone(Record, tag="restore"):

@@ -319,6 +319,9 @@ def _remembered(facts: Facts) -> list[str]:
     if copies:
         stall_s = statistics.median(copy.stall_s for copy in copies)
         told += f"; median: the loop waited {stall_s:.3f} s for {bytes_text(copies[-1].bytes)}"
+    sent, lost = (sum(getattr(copy, name) for copy in facts.remembered) for name in ("at_peer", "not_at_peer"))
+    if sent or lost:
+        told += f"; {sent} went to another node, {lost} gave way or failed"
     return [f"  {told}"]
 
 

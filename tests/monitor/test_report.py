@@ -310,8 +310,13 @@ def test_lists_say_what_they_leave_out() -> None:
 def test_memory_is_told() -> None:
     """How often the state was copied into memory and what that cost; and where an attempt began that took it."""
     note = "step 120 from memory: 20 steps newer than the newest on disk"
-    copies = [(24.0 + n, MemorySaved(step=10 * n, bytes=n and 66 << 20, stall_s=n * 0.01)) for n in range(4)]
+    copies = [
+        (24.0 + n, MemorySaved(
+            step=10 * n, bytes=n and 66 << 20, stall_s=n * 0.01, at_peer=n, not_at_peer=n // 3,
+        )) for n in range(4)
+    ]
     began = (60.0, AttemptBegan(attempt=2, commit=3, parent=2, restore_step=120, note=note))
     text = render(sources(*FIRST[:3], *copies, *FIRST[3:], began))
     assert "  2  from step 120" in text and f"\n       {note}\n" in text
-    assert "  3 in memory, 1 skipped; median: the loop waited 0.020 s for 66.0 MiB\n" in text
+    assert "  3 in memory, 1 skipped; median: the loop waited 0.020 s for 66.0 MiB; 6 went to "\
+        "another node, 1 gave way or failed\n" in text
