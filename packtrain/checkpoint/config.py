@@ -88,6 +88,12 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     room for three images (`packtrain doctor`). Ten copies in a hundred steps: below a hundredth of the time wherever a
     batch has some thousand tokens on a CPU, or half a million on GPUs; 1 where the report says that it costs nothing.
     """
+    peer_memory: int = 0
+    """Of the copies in memory those of steps divisible by this go to another node as well, whose memory keeps them in
+    case this one is lost; 0: none. A multiple of `memory_every_steps`, so large that one copy arrives before the next
+    is due: what comes too early is passed over. Needs room for six images a worker instead of three."""
+    peer_bytes_per_s_max: float = 0.0
+    """Cap on what a node sends to another of these; 0: none."""
     deadline_s: float = 300.0
     """A save that is not published by then has failed (a warning, unless it is the last one)."""
     keep_last: int = 3
@@ -110,8 +116,8 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 "at least one checkpoint is kept", where="checkpoint.keep_last", fix="set it to 1 or more"
             )
         every_s = 0.0 if self.every_s == "auto" else self.every_s
-        steps = (self.every_steps, self.keep_every_steps, self.memory_every_steps)
-        times_s = (every_s, self.grace_s, self.debris_s)
+        steps = (self.every_steps, self.keep_every_steps, self.memory_every_steps, self.peer_memory)
+        times_s = (every_s, self.grace_s, self.debris_s, self.peer_bytes_per_s_max)
         if min(steps) < 0 or not all(0 <= time_s < math.inf for time_s in times_s):
             raise Contradiction(
                 "times and steps cannot be negative", where="checkpoint", fix="use 0 to switch a cadence off"
@@ -120,6 +126,11 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise Contradiction(
                 f"a save needs a deadline, of {DEADLINE_S_MAX:.0f} s at most", where="checkpoint.deadline_s",
                 fix="300 is a good value",
+            )
+        if self.peer_memory and (not self.memory_every_steps or self.peer_memory % self.memory_every_steps):
+            raise Contradiction(
+                f"of copies every {self.memory_every_steps} steps none is sent every {self.peer_memory}",
+                where="checkpoint.peer_memory", fix="make it a multiple of checkpoint.memory_every_steps, or 0",
             )
         self._check_fallback()
         self._check_mirrors()

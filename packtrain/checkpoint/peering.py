@@ -12,11 +12,20 @@ others are asked to move on to their next (an augmenting path, as in Kuhn's meth
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
 Peers = dict[str, str]
 """Node -> the node that keeps its copies."""
+
+
+def in_order(nodes: Collection[str]) -> list[str]:
+    """As people count them: node-2 before node-10."""
+    return sorted(sorted(nodes), key=lambda node: [(word, int("0" + n)) for word, n in _COUNTED.findall(node)])
+
+
+_COUNTED = re.compile(r"(\D*)(\d*)")
 
 
 def peers_of(

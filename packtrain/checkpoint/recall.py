@@ -79,12 +79,7 @@ def opened(platform: Platform, run_folder: str, begin: Commit, share: Share = al
 
 def _parts(platform: Platform, folder: str, memory: Memory, share: Share) -> tuple[list[_Told], dict[str, str]]:
     """The records that `memory` names, by writer, and the images among them that are here."""
-    here: list[Whole] = []
-    try:
-        here = named_by(memory, held_in(platform, folder))
-        records = b"\n".join(platform.read(one.image + RECORD, 0, RECORD_BYTES_MAX) for one in here)
-    except OSError as error:
-        records = REFUSED + str(error).encode()
+    here, records = _here(platform, folder, memory)
     told = share(records)
     for rank, data in enumerate(told):
         if data.startswith(REFUSED):
@@ -95,6 +90,15 @@ def _parts(platform: Platform, folder: str, memory: Memory, share: Share) -> tup
         raise CheckpointDamaged("what the attempt began from is gone or changed", where=folder, fix=fmt.DAMAGED_FIX)
     good = {one.sha256 for one in parts}
     return parts, {one.slot.writer: one.image.rpartition("/")[2] for one in here if one.sha256 in good}
+
+
+def _here(platform: Platform, folder: str, memory: Memory) -> tuple[list[Whole], bytes]:
+    """The slots on this node, and what is told of them."""
+    try:
+        here = named_by(memory, held_in(platform, folder))
+        return here, b"\n".join(platform.read(one.image + RECORD, 0, RECORD_BYTES_MAX) for one in here)
+    except OSError as error:
+        return [], REFUSED + str(error).encode()
 
 
 def _agreed(told: Sequence[bytes], memory: Memory) -> list[_Told]:

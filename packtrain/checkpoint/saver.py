@@ -8,12 +8,15 @@ what it was offered or nothing: the saver offers that file again to the next car
 new name, and so does every new attempt.
 
 With a memory tier (slots.py) there are three buffers, and each state copied gets a record: one slot is whole, one is
-being filled, one is written away. A save on disk is offered from the slot of its step where there is one.
+being filled, one is written away. A save on disk is offered from the slot of its step where there is one. With copies
+on a peer there is a fourth: a whole slot is lent to the carrier, which sends it to another node (lending.py), and is
+not filled again before that is over. One is lent at a time, the newest.
 """
 
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +28,7 @@ import msgspec
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.format import ImageLayout, LocalTensor
-from packtrain.checkpoint.slots import BUFFERS, SLOTS, Buffer, BufferFolder, Slot, adoptable, drop_left_behind
+from packtrain.checkpoint.slots import BUFFERS, LENT, SLOTS, Buffer, BufferFolder, Slot, adoptable, drop_left_behind
 from packtrain.core.bulk import Crew
 from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import CarrierLost, PacktrainError, SaveFailed
@@ -75,11 +78,13 @@ class Saver:
     """One writer's saves, used from one thread. `buffer_folder`: see `choose_buffer_folder`; made if absent, 0700.
 
     `begun`: the record that began the attempt; without it there is no memory tier, whatever room there is.
+    `peer_every`: of what is remembered, steps divisible by this are lent to the carrier for another node, if there is
+    room; 0: none. `local_writers`: of this node.
     """
 
     def __init__(
         self, platform: Platform, buffer_folder: str | BufferFolder, client: CarrierClient, attempt: int, writer: str,
-        deadline_s: float, begun: Commit | None = None,
+        deadline_s: float, begun: Commit | None = None, peer_every: int = 0, local_writers: int = 1,
     ) -> None:
         assert fmt.is_writer(writer), f"{writer!r} cannot be part of a file name"
         where = BufferFolder(buffer_folder) if isinstance(buffer_folder, str) else buffer_folder
@@ -96,17 +101,29 @@ class Saver:
         """Of the latest one."""
         self.forgot = 0
         """Memory saves that found no free slot, or no room."""
+        self.passed_over = 0
+        """Slots that were to go to another node, and gave way to newer ones."""
+        self.copied = self.not_copied = 0
+        """Slots that another node has, and those that the carrier could not bring there."""
+        self._told_of = (0, 0)
         self._platform, self._folder = platform, where.path
         self._client = client
         self._attempt = attempt
         self._writer = writer
         self._deadline_s = deadline_s
-        images = SLOTS if self.remembers else BUFFERS
+        self._peer_every = peer_every if self.remembers and where.lends else 0
+        self._local_writers = local_writers
+        self._to_lend: Buffer | None = None
+        """Whole, and to be lent as soon as none is."""
+        self._on_loan: tuple[int, Buffer] | None = None
+        """Ticket, and what the carrier may read under it."""
+        images = (SLOTS if self.remembers else BUFFERS) + (LENT if self._peer_every else 0)
         self._buffers = [Buffer(f"{where.path}/{writer}.a{attempt:04d}.{i}") for i in range(images)]
         self._nonce = begun.nonce if begun is not None else ""
         self._crew: Crew | None = platform.crew(1) if self.remembers else None
         self._sealed: Callable[[], None] | None = None
         """Waits for the record of the slot filled last."""
+        self._may_be_sealed = threading.Event()
         self._filled_last: Buffer | None = None
         self._whole: Buffer | None = None
         """The slot that a restart would take: it is filled again only when another is whole."""
@@ -173,10 +190,15 @@ class Saver:
         self.forgot += 1
         return None
 
+    def peer_news(self) -> tuple[int, int]:
+        """Since the last call: slots that another node has now, and those that gave way or failed."""
+        before, self._told_of = self._told_of, (self.copied, self.not_copied + self.passed_over)
+        return self._told_of[0] - before[0], self._told_of[1] - before[1]
+
     def forget(self) -> None:
         """No attempt is to begin from what is held in memory: records go, images that are being written away stay."""
         self._wait_for_record()
-        self._whole = self._filled_last = None
+        self._whole = self._filled_last = self._to_lend = None
         for buffer in self._buffers:
             with suppress(OSError):
                 buffer.forget(self._platform)
@@ -184,6 +206,7 @@ class Saver:
     def poll(self) -> list[SaveResult]:
         """Saves that have ended since the last call. Does not wait."""
         self._hear()
+        self._lend()
         now_ns = self._platform.boot_ns()
         for ticket, pending in self._pending.items():
             overdue = now_ns - pending.offered_ns > (pending.deadline_s + MARGIN_S) * NS
@@ -246,8 +269,16 @@ class Saver:
         if buffer is not None and self._crew is not None:
             buffer.step, self._filled_last = step, buffer
             slot = self._slot(step, layout, tensors, meta)
-            self._sealed = self._crew.start(partial(buffer.seal, self._platform, slot))
+            self._may_be_sealed.clear()
+            self._sealed = self._crew.start(partial(self._seal, buffer, slot))
         return buffer
+
+    def _seal(self, buffer: Buffer, slot: Slot) -> None:
+        """In the crew's thread."""
+        try:
+            buffer.seal(self._platform, slot)
+        finally:
+            self._may_be_sealed.set()
 
     def _filled(self, layout: ImageLayout, tensors: Sequence[LocalTensor]) -> Buffer | None:
         """The first free buffer that takes it: where there is no room for a new one, one that has its room does."""
@@ -256,6 +287,8 @@ class Saver:
             try:
                 if buffer.lent:
                     buffer.renew(self._platform)
+                if buffer is self._to_lend:
+                    self._pass_over()
                 buffer.fill(self._platform, layout, tensors)
                 return buffer
             except OSError as error:
@@ -275,7 +308,8 @@ class Saver:
 
     def _free(self) -> list[Buffer]:
         """Buffers that nobody needs, that with the oldest state first."""
-        free = [buffer for buffer in self._buffers if not buffer.held and buffer is not self._whole]
+        on_loan = self._on_loan[1] if self._on_loan is not None else None
+        free = [buffer for buffer in self._buffers if not buffer.held and buffer not in (self._whole, on_loan)]
         return sorted(free, key=lambda buffer: buffer.step)
 
     def _wait_for_record(self) -> None:
@@ -285,10 +319,49 @@ class Saver:
         try:
             self._sealed()
             self._whole = self._filled_last
+            self._is_whole()
         except OSError as error:
             self.forgot += 1
             self.skip_reason = f"the record of a slot cannot be written: {error}"
         self._sealed = None
+
+    # --- lending ---
+
+    def _is_whole(self) -> None:
+        """The slot filled last. Whether it is one for another node."""
+        assert self._whole is not None
+        if self._peer_every and self._whole.step % self._peer_every == 0:
+            if self._to_lend is not None:
+                self._pass_over()
+            self._to_lend = self._whole
+
+    def _pass_over(self) -> None:
+        self.passed_over += 1
+        self._to_lend = None
+
+    def _lend(self) -> None:
+        """What is whole and waits for it, if nothing is on loan. One short line, and nothing is waited for."""
+        if self._peer_every and self._may_be_sealed.is_set():
+            self._wait_for_record()
+        buffer = self._to_lend
+        if buffer is None or self._on_loan is not None:
+            return
+        self._ticket += 1
+        told = self._client.tell({
+            "op": "lend", "id": self._ticket, "attempt": self._attempt, "step": buffer.step, "writer": self._writer,
+            "image": buffer.path, "of": self._local_writers,
+        })
+        if told:
+            self._on_loan, self._to_lend = (self._ticket, buffer), None
+
+    def _returned(self, buffer: Buffer, outcome: dict[str, Any]) -> None:
+        self._on_loan = None
+        if outcome.get("ok") is True:
+            self.copied += 1
+            return
+        self.not_copied += 1
+        if outcome.get("ok") is None:
+            self._leave(buffer)  # no answer of the carrier's own: it was lost, and may read on
 
     def _known(self, step: int) -> int | None:
         """The ticket of a save of this step that is on its way; of one published already, ended once more at once."""
@@ -345,9 +418,10 @@ class Saver:
     # --- outcomes ---
 
     def _settle(self, outcome: dict[str, Any]) -> None:
+        if self._on_loan is not None and outcome["id"] == self._on_loan[0]:
+            return self._returned(self._on_loan[1], outcome)
         if outcome.get("ok") is None:
-            self._lost(outcome)
-            return
+            return self._lost(outcome)
         pending = self._release(outcome["id"])
         if pending is None:
             return

@@ -31,12 +31,15 @@ from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.format import ImageLayout, LocalTensor, PlacedBox, TensorSpec
 from packtrain.core.bulk import Mapped
-from packtrain.core.memory import left_for
+from packtrain.core.memory import Budget, budget_for
 from packtrain.core.platform import Platform
-from packtrain.core.units import bytes_text
 
 BUFFERS, SLOTS = 2, 3
 """Images of a writer: one written away while another is filled; with the memory tier a third is whole meanwhile."""
+LENT = 1
+"""With copies on a peer another one, which is sent there meanwhile."""
+KEPT = 2
+"""Images of each writer of another node: one whole while the next arrives."""
 MEMORY_FOLDER = "/dev/shm"
 MEMORY_SHARE_MAX = 0.5
 """Of what is left there."""
@@ -58,6 +61,10 @@ class BufferFolder(NamedTuple):
     """Whether there is room for a memory tier, where one is wanted."""
     no_slots: str = ""
     """Why not, where there is none."""
+    lends: bool = False
+    """Whether there is room for copies on peers, where they are wanted: what is sent here and what is kept for another.
+    """
+    no_lends: str = ""
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,11 +185,13 @@ def peer_folder(run_folder: str, node: str) -> str:
 
 
 def choose_buffer_folder(
-    platform: Platform, run_folder: str, image_bytes: int, writer: str | None = None, begun: Commit | None = None
+    platform: Platform, run_folder: str, image_bytes: int, writer: str | None = None, begun: Commit | None = None,
+    peer: bool = False,
 ) -> BufferFolder:
     """Where this run's buffers lie: in memory if its images take at most half of what is left, else beside the run.
 
-    `begun`: the record of an attempt that wants a memory tier; it gets one if three images fit. What dead attempts of
+    `begun`: the record of an attempt that wants a memory tier; it gets one if three images fit, and if it wants `peer`
+    copies those if six do: a fourth here and two that are kept for a node like this one. What dead attempts of
     `writer` left in either place goes first, but for what `begun` restores: it is no reason to find too little room.
     A folder in memory must be ours alone: anybody may make names there.
     """
@@ -192,33 +201,34 @@ def choose_buffer_folder(
         with suppress(OSError):
             drop_left_behind(platform, candidate, writer or "", kept)
     try:
-        found = _in_memory(platform, folder, image_bytes, kept.slot.bytes if kept is not None else 0, begun is not None)
+        kept_bytes = kept.slot.bytes if kept is not None else 0
+        budget = budget_for(platform, MEMORY_FOLDER, MEMORY_SHARE_MAX, kept_bytes)
+        found = _in_memory(platform, folder, image_bytes, budget)
     except OSError as error:
         found = f"{MEMORY_FOLDER} cannot be used: {error}"
     if isinstance(found, BufferFolder):
-        return found
+        return _with_slots(found, image_bytes, budget, peer) if begun is not None else found
     return BufferFolder(beside, f"save buffers are on the run's own disk: {found}", no_slots=found if begun else "")
 
 
-def _in_memory(
-    platform: Platform, folder: str, image_bytes: int, kept_bytes: int, slots: bool
-) -> BufferFolder | str:
+def _in_memory(platform: Platform, folder: str, image_bytes: int, budget: Budget) -> BufferFolder | str:
     """The folder, made, or why it cannot be there. Raises OSError."""
-    left = left_for(platform, MEMORY_FOLDER)
-    room = MEMORY_SHARE_MAX * (left.bytes + kept_bytes)
-    if BUFFERS * image_bytes > room:
-        return f"{BUFFERS} x {bytes_text(image_bytes)} is over half of the {bytes_text(left.bytes)} {left.where}"
+    lack = budget.lack(BUFFERS, image_bytes)
+    if lack:
+        return lack
     platform.mkdir(folder, 0o700)
     if not platform.is_private(folder):
         return f"{folder} is not a folder of this user alone"
-    return BufferFolder(folder, "", *_slots(image_bytes, room, left.where, slots))
+    return BufferFolder(folder)
 
 
-def _slots(image_bytes: int, room: float, where: str, wanted: bool) -> tuple[bool, str]:
-    if not wanted or SLOTS * image_bytes <= room:
-        return wanted, ""
-    left = f"{bytes_text(room / MEMORY_SHARE_MAX)} {where}"
-    return False, f"no copies in memory: {SLOTS} x {bytes_text(image_bytes)} is over half of the {left}"
+def _with_slots(where: BufferFolder, image_bytes: int, budget: Budget, peer: bool) -> BufferFolder:
+    """The folder with what else there is room for."""
+    lack = budget.lack(SLOTS, image_bytes)
+    if lack:
+        return where._replace(no_slots=f"no copies in memory: {lack}")
+    lack = budget.lack(SLOTS + LENT + KEPT, image_bytes) if peer else ""
+    return where._replace(slots=True, lends=peer and not lack, no_lends=lack and f"no copies on other nodes: {lack}")
 
 
 def drop_left_behind(platform: Platform, folder: str, writer: str, kept: Whole | None = None) -> None:
@@ -289,10 +299,14 @@ def choose(helds: Collection[Held], begun: Commit, on_disk: int = -1) -> Chosen:
     if step <= on_disk:
         return Chosen(note=f"memory holds step {step}, and step {on_disk} is on disk")
     ahead = f"{step - on_disk} steps newer than the newest on disk" if on_disk >= 0 else "nothing is on disk yet"
-    parts = {writer: tuple(one.node for one in sorted(same, key=_nearest)) for writer, same in whole[step].items()}
-    attempt = next(iter(whole[step].values()))[0].attempt
-    memory = (attempt, step, digest_of((writer, same[0].sha256) for writer, same in whole[step].items()))
-    return Chosen(memory, parts, f"step {step} from memory: {ahead}")
+    return _taken(whole[step], f"step {step} from memory: {ahead}")
+
+
+def _taken(parts: _Parts, note: str) -> Chosen:
+    first = next(iter(parts.values()))[0]
+    memory = (first.attempt, first.step, digest_of((writer, same[0].sha256) for writer, same in parts.items()))
+    holders = {writer: tuple(one.node for one in sorted(same, key=_nearest)) for writer, same in parts.items()}
+    return Chosen(memory, holders, note)
 
 
 _Parts = dict[str, list[Held]]
@@ -400,11 +414,41 @@ def named_by(memory: Memory, found: Iterable[Whole]) -> list[Whole]:
     return [one for one in found if (one.slot.attempt, one.slot.step) == memory[:2]]
 
 
+def images_in(platform: Platform, folder: str) -> list[str]:
+    """Every image that is there, whole or not, and those of which only the record is left. Raises OSError."""
+    names = platform.listdir(folder) if platform.exists(folder) else []
+    return sorted({f"{folder}/{name.partition(RECORD)[0]}" for name in names})
+
+
+def drop_folder(platform: Platform, folder: str) -> None:
+    """All of it. Raises OSError."""
+    for name in platform.listdir(folder):
+        platform.unlink(f"{folder}/{name}")
+    platform.rmdir(folder)
+
+
+def drop_slot(platform: Platform, image: str) -> None:
+    """An image and its record, that first: no record stands alone. What the file system keeps is tried again later."""
+    for path in (image + RECORD, image):
+        try:
+            platform.unlink(path)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return
+
+
 def forget_named(platform: Platform, folder: str, memory: Memory) -> None:
     """Nothing is to begin from these again: their records go."""
     with suppress(OSError):
         for one in named_by(memory, held_in(platform, folder)):
-            platform.unlink(one.image + RECORD)
+            forget_slot(platform, one.image)
+
+
+def forget_slot(platform: Platform, image: str) -> None:
+    """Its record goes, the image stays for whoever reads it. Raises OSError."""
+    with suppress(FileNotFoundError):
+        platform.unlink(image + RECORD)
 
 
 def digest_of(parts: Iterable[tuple[str, str]]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from packtrain.cli import extras, folders
 from packtrain.core.errors import PacktrainError
-from packtrain.core.memory import container_left, left_for, machine_left
+from packtrain.core.memory import budget_for, container_left, machine_left
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.stores import Store
 from packtrain.core.units import GIB, bytes_text, duration_text
@@ -143,13 +143,13 @@ def shared_memory(platform: Platform) -> Finding:
     """Where saves are handed to the carrier without touching a disk, and copies are kept for a restart."""
     if not platform.exists("/dev/shm"):
         return Finding(WARN, "shared memory", "no /dev/shm", "saves are buffered in the run folder instead: slower")
-    from packtrain.checkpoint.slots import BUFFERS, MEMORY_SHARE_MAX, SLOTS
+    from packtrain.checkpoint.slots import BUFFERS, KEPT, LENT, MEMORY_SHARE_MAX, SLOTS
 
-    free, left = platform.free_bytes("/dev/shm"), left_for(platform, "/dev/shm")
-    budget = MEMORY_SHARE_MAX * left.bytes
+    free, budget = platform.free_bytes("/dev/shm"), budget_for(platform, "/dev/shm", MEMORY_SHARE_MAX)
+    peers, slots, saves = (bytes_text(budget.bytes / images) for images in (SLOTS + LENT + KEPT, SLOTS, BUFFERS))
     found = (
-        f"{bytes_text(left.bytes)} {left.where}: a state up to {bytes_text(budget / SLOTS)} is also kept in memory, up "
-        f"to {bytes_text(budget / BUFFERS)} it is saved through it"
+        f"{bytes_text(budget.left.bytes)} {budget.left.where}: a state up to {slots} is also kept in memory (up to "
+        f"{peers} at a peer node too), up to {saves} it is saved through it"
     )
     return Finding(OK, "shared memory", found) if free >= GIB // 2 else Finding(
         WARN, "shared memory", found, "larger states are buffered on disk; docker: --shm-size=2g"

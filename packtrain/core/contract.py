@@ -473,6 +473,30 @@ class CarrierClient:
         """Whether an offer may get through: connected, or another carrier listens than the one that was lost."""
         return self._socket is not None or self._at_path() not in ((), self._listener)
 
+    def tell(self, message: dict[str, Any]) -> bool:
+        """Send a message with an `op` and an `id` that has an outcome and is not answered before; waits for nothing.
+
+        False where it cannot be sent at once; when the carrier dies its outcome says so.
+        """
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        try:
+            if self._socket is None:
+                self._connect(0.0)
+        except OSError as error:
+            return self._lose(str(error))
+        assert self._socket is not None
+        try:
+            self._socket.settimeout(0.0)
+            sent = self._socket.send(line)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            return self._lose(str(error))
+        if sent < len(line):
+            return self._lose("the carrier does not read")
+        self._open.add(message["id"])
+        return True
+
     def outcomes(self) -> list[dict[str, Any]]:
         """Outcomes that have arrived since the last call; does not wait."""
         while self._receive(0.0):
@@ -506,7 +530,7 @@ class CarrierClient:
     def _send(self, line: bytes, deadline: float) -> None:
         try:
             if self._socket is None:
-                self._connect()
+                self._connect(self._timeout_s)
             assert self._socket is not None
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             self._socket.sendall(line)
@@ -514,11 +538,11 @@ class CarrierClient:
             self._lose(str(error))
             raise self._error(f"an offer could not be sent: {error}") from error
 
-    def _connect(self) -> None:
+    def _connect(self, timeout_s: float) -> None:
         self._partial, self._answers = b"", {}
         listener = self._at_path()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._socket.settimeout(self._timeout_s)
+        self._socket.settimeout(timeout_s)
         self._socket.connect(self._path)
         self._listener = listener
 

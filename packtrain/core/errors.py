@@ -258,7 +258,7 @@ class PromoteRefused(ConfigError):
 
 
 class CarrierLost(AgainError):
-    """The process that carries checkpoints away ended, hung or cannot be reached."""
+    """The process that carries checkpoints away ended, does not answer or cannot be reached."""
 
     name = "checkpoint.carrier_lost"
 
@@ -267,6 +267,18 @@ class PeerLost(AgainError):
     """The carrier of another node cannot be reached, does not answer, or answers nonsense."""
 
     name = "checkpoint.peer_lost"
+
+
+class PeerCopyFailed(AgainError):
+    """A copy in memory could not be brought to another node, or back from there; saves on disk are not concerned."""
+
+    name = "checkpoint.peer_copy_failed"
+
+
+class CarrierHung(AgainError):
+    """The process that carries checkpoints away answered nothing, or hung in a dead file system; it was given up."""
+
+    name = "checkpoint.carrier_hung"
 
 
 class CommitUnknown(AgainError):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from packtrain.core.platform import Platform
+from packtrain.core.units import bytes_text
 
 MOUNT = "/sys/fs/cgroup"
 
@@ -27,6 +28,33 @@ def left_for(platform: Platform, folder: str) -> Left:
     if container is not None:
         bounds.append(Left(container, "left of the container's memory limit"))
     return min(bounds)
+
+
+class Budget(NamedTuple):
+    """What images in a memory file system may take of what is left there."""
+
+    left: Left
+    share: float
+    ours_bytes: int = 0
+    """That lie there already and are counted among the images."""
+
+    @property
+    def bytes(self) -> float:
+        return self.share * (self.left.bytes + self.ours_bytes)
+
+    def lack(self, images: int, image_bytes: int, besides_bytes: int = 0) -> str:
+        """Why so many do not fit beside others, in words; empty: they do."""
+        if images * image_bytes + besides_bytes <= self.bytes:
+            return ""
+        share = "half" if self.share == 0.5 else f"{self.share:.0%}"
+        besides = f" and {bytes_text(besides_bytes)} of others" if besides_bytes else ""
+        whole = f"{bytes_text(self.bytes / self.share)} {self.left.where}"
+        return f"{images} x {bytes_text(image_bytes)}{besides} is over {share} of the {whole}"
+
+
+def budget_for(platform: Platform, folder: str, share: float, ours_bytes: int = 0) -> Budget:
+    """For images in `folder`, a memory file system. Raises OSError where it cannot be asked."""
+    return Budget(left_for(platform, folder), share, ours_bytes)
 
 
 def machine_left(platform: Platform) -> int | None:

@@ -76,6 +76,20 @@ class ErrorSeen(Record, tag="error_seen"):
     fix: str = ""
 
 
+class CarrierGivenUp(Record, tag="carrier_given_up"):
+    """It answered nothing, or threads of it hung in a dead file system: it was killed, and another one started."""
+
+    reason: str
+    quarantine: list[str] = []
+    """Homes of saves that the next carrier keeps off until they answer."""
+
+
+class HomeBack(Record, tag="home_back"):
+    """A home of saves that was in quarantine answers again."""
+
+    path: str
+
+
 class RetentionDone(Record, tag="retention_done"):
     action: Literal["tombstone", "purge", "lift"]
     folder: str
@@ -289,6 +303,10 @@ class MemorySaved(Record, tag="memory_save"):
     step: int
     bytes: int
     stall_s: float
+    at_peer: int = 0
+    """Copies that another node has, since the last of these records."""
+    not_at_peer: int = 0
+    """Those that were to go there and gave way to newer ones, or failed."""
 
 
 class RestoreDone(Record, tag="restore"):
@@ -327,8 +345,8 @@ class TrainingDone(Record, tag="training_done"):
 
 AnyRecord = (
     SegmentBegan | RecordsLost
-    | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone
-    | CoordinatorBegan | WorldChosen | NodeLost | NodeBack | NodeSuspected | NodeCordoned | SharedCauseSeen
+    | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone | CarrierGivenUp
+    | HomeBack | CoordinatorBegan | WorldChosen | NodeLost | NodeBack | NodeSuspected | NodeCordoned | SharedCauseSeen
     | StacksTaken | RunFinished
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
     | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | RestoreDone | TrainingDone

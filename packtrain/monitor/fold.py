@@ -15,9 +15,11 @@ from packtrain.core.records import (
     AttemptBegan,
     AttemptEnded,
     BroughtBack,
+    CarrierGivenUp,
     ErrorSeen,
     EvalDone,
     GuardVerdict,
+    HomeBack,
     IntervalChosen,
     MemorySaved,
     MirrorDone,
@@ -25,6 +27,7 @@ from packtrain.core.records import (
     PhaseTotals,
     ProfileDone,
     RecordsLost,
+    RestoreDone,
     RetentionDone,
     RunCreated,
     SampleDone,
@@ -54,6 +57,8 @@ class Attempt:
     reason: str = ""
     phases_ns: dict[str, int] = field(default_factory=dict)
     """Of rank 0: the cumulative nanoseconds it last wrote down."""
+    restored: list[RestoreDone] = field(default_factory=list)
+    """What each rank read at its beginning."""
 
     @property
     def wall_ns(self) -> int:
@@ -92,6 +97,8 @@ class Facts:
     mirrored: dict[str, MirrorDone] = field(default_factory=dict)
     """Of each mirror the last checkpoint that was brought there."""
     brought_back: list[BroughtBack] = field(default_factory=list)
+    given_up: list[CarrierGivenUp] = field(default_factory=list)
+    homes_back: list[HomeBack] = field(default_factory=list)
     records_lost: int = 0
     done: TrainingDone | None = None
 
@@ -119,6 +126,8 @@ class Facts:
                 self.steps.append(record)
                 if attempt is not None:
                     attempt.step = record.step
+            case RestoreDone() if attempt is not None:
+                attempt.restored.append(record)
             case RecordsLost():
                 self.records_lost += record.count
             case TrainingDone() if not self._is_over(record):
@@ -154,6 +163,10 @@ class Facts:
                 self.mirrored[record.mirror] = record
             case BroughtBack():
                 self.brought_back.append(record)
+            case CarrierGivenUp():
+                self.given_up.append(record)
+            case HomeBack():
+                self.homes_back.append(record)
 
     def _is_over(self, done: TrainingDone) -> bool:
         """Whether a later attempt began than the one that finished; writers' records come in any order."""

@@ -12,14 +12,14 @@ import os
 import shlex
 import statistics
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from packtrain.core.errors import StoppedOnRequest
 from packtrain.core.journal import UNREADABLE, Damage, Reading, read_folder
 from packtrain.core.platform import Platform
-from packtrain.core.records import EvalDone, ProfileDone, StepDone
+from packtrain.core.records import EvalDone, ProfileDone, RestoreDone, StepDone
 from packtrain.core.units import NS, bytes_text, count_text, duration_text
 from packtrain.monitor.fold import Attempt, Facts, fold
 
@@ -254,7 +254,15 @@ def _attempts(facts: Facts, command: str) -> list[str]:
         where = f"{one.attempt:>3}  " if command else _way(one)
         lines.append(f"  {where}{_end(one, one is facts.attempts[-1])}")
         lines += [f"       {one_line(one.note)}"] if one.note else []
+        lines += [f"       {_restored(one.restored)}"] if one.restored else []
     return lines
+
+
+def _restored(ranks: Sequence[RestoreDone]) -> str:
+    """What the ranks of an attempt read together, from where, and how long the slowest of them took."""
+    first = ranks[0]
+    seconds, read = max(rank.seconds for rank in ranks), bytes_text(first.read_bytes_all)
+    return f"read {read} in {seconds:.1f} s from {one_line(first.source)}: {one_line(first.reason)}"
 
 
 def _way(attempt: Attempt) -> str:
@@ -311,7 +319,16 @@ def _saves(facts: Facts, command: str) -> list[str]:
         lines.append(f"  on mirror {printable(name)}: step {done.step}, {bytes_text(done.bytes)} verified there")
     for back in facts.brought_back[-ERRORS_SHOWN:]:
         lines.append(f"  step {back.step} was deleted from outside and is back, from mirror {printable(back.mirror)}")
-    return ["saves", *lines]
+    return ["saves", *lines, *_hung(facts)]
+
+
+def _hung(facts: Facts) -> Iterator[str]:
+    """Carriers that were given up, and the homes of saves they hung in."""
+    for one in facts.given_up[-ERRORS_SHOWN:]:
+        left = f"; left alone: {one_line(', '.join(one.quarantine))}" if one.quarantine else ""
+        yield f"  a carrier was given up, it {one_line(one.reason)}{left}"
+    for home in facts.homes_back[-ERRORS_SHOWN:]:
+        yield f"  saves may go to {one_line(home.path)} again, it answers"
 
 
 def _remembered(facts: Facts) -> list[str]:
@@ -323,6 +340,9 @@ def _remembered(facts: Facts) -> list[str]:
     if copies:
         stall_s = statistics.median(copy.stall_s for copy in copies)
         told += f"; median: the loop waited {stall_s:.3f} s for {bytes_text(copies[-1].bytes)}"
+    sent, lost = (sum(getattr(copy, name) for copy in facts.remembered) for name in ("at_peer", "not_at_peer"))
+    if sent or lost:
+        told += f"; {sent} went to another node, {lost} gave way or failed"
     return [f"  {told}"]
 
 

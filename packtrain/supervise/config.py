@@ -13,6 +13,8 @@ from packtrain.core.errors import Contradiction
 FIRST_BEAT_FACTOR = 2
 """Silence allowed before the first beat, in `beat_overdue_s`: an interpreter starts slowly on a busy machine."""
 
+CARRIER_OVERDUE_S_MIN = 5.0
+
 
 class Rung(NamedTuple):
     """One limit: `key` is waited for so long, and that is `why`."""
@@ -36,6 +38,9 @@ class SuperviseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     go_s: float = 600.0
     """How long a rank that is ready waits for all others of its world, before its first collective; after that long
     the attempt ends."""
+    carrier_overdue_s: float = 30.0
+    """The carrier answers nothing for this long (twice that when it starts), or a thread of it hangs in a disk for so
+    long: it is given up for a new one."""
     attempts_without_progress: int = 3
     node_silent_s: float = 3.0
     """An agent says each second that it lives. Silent for this long: no attempt waits for its node any more."""
@@ -63,6 +68,11 @@ class SuperviseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise Contradiction(
                 "agents speak once a second, so silence must be 2 s or more", where="supervise.node_silent_s",
                 fix="raise supervise.node_silent_s",
+            )
+        if self.carrier_overdue_s < CARRIER_OVERDUE_S_MIN:
+            raise Contradiction(
+                "a carrier is asked once a second, and may be busy", where="supervise.carrier_overdue_s",
+                fix=f"set it to {CARRIER_OVERDUE_S_MIN:g} s or more",
             )
         if self.progress_s and not self.progress_s > FIRST_BEAT_FACTOR * self.beat_overdue_s:
             raise Contradiction(

@@ -45,7 +45,9 @@ from packtrain.core.platform import Platform, Process
 from packtrain.core.records import (
     AttemptBegan,
     AttemptEnded,
+    CarrierGivenUp,
     ErrorSeen,
+    HomeBack,
     OrderGiven,
     PhaseTotals,
     RetentionDone,
@@ -54,13 +56,14 @@ from packtrain.core.records import (
 )
 from packtrain.core.units import NS
 from packtrain.monitor.fold import Facts, failures
-from packtrain.supervise import one_node
+from packtrain.supervise import one_carrier, one_node
 from packtrain.supervise.config import SuperviseConfig
 from packtrain.supervise.mirrors import Waits
 from packtrain.supervise.one_node import Finish
 from packtrain.supervise.requests import Requests, listening
 from packtrain.supervise.retain import Retainer
 from packtrain.supervise.sockets import BeatSocket, private_folder, remove_socket
+from packtrain.supervise.watch import CarrierWatch, kill_group
 
 LOOK_S = 0.2
 """A look at everything comes at least this often; a beat wakes it earlier."""
@@ -208,6 +211,7 @@ class Foreground:
         self._beats = BeatSocket(platform, f"{folder}/beats")
         self._carrier_path, self._control_path = f"{folder}/carrier", f"{folder}/control.json"
         self._retainer = Retainer(platform, job.run_folder, job.checkpoint, self._carrier_path)
+        self._watch = CarrierWatch(platform, self._carrier_path)
         self._mirrors = self._waits()
         self._past = Facts()
         """What is known of attempts, nothing else: how often they failed."""
@@ -257,6 +261,8 @@ class Foreground:
         attempt = self._attempt
         if attempt is not None:
             self._look_at_processes(attempt)
+        for event in self._watch.look():
+            self._happened(event)
         self._retained(self._retainer.look())
         self._view.tick(self._platform.boot_ns())
 
@@ -271,7 +277,8 @@ class Foreground:
         gone = attempt.carrier.poll() if attempt.carrier else None
         if gone is not None:
             attempt.carrier = None
-            self._happened(one_node.CarrierGone(ns=self._platform.boot_ns(), status=gone))
+            self._watch.drop()
+            self._happened(one_carrier.Gone(ns=self._platform.boot_ns(), status=gone))
 
     def _glance(self) -> bool:
         """While something else is waited for: hear, show; whether a person asks to stop."""
@@ -343,15 +350,20 @@ class Foreground:
         match action:
             case one_node.Begin():
                 self._begin(action)
-            case one_node.StartCarrier():
-                self._start_carrier()
+            case one_carrier.Start(_, quarantine):
+                self._start_carrier(quarantine)
+            case one_carrier.GiveUp(reason, quarantine):
+                self._give_up_carrier(reason, quarantine)
+            case one_carrier.TakenBack(path):
+                self._journal.write(HomeBack(path=path))
+                self._view.say(f"{path} answers again: saves may go there")
             case one_node.OrderStop(reason):
                 self._order(Word.STOP, reason)
             case one_node.Kill(reason):
                 self._kill(reason)
             case one_node.EndAttempt(exit_code, reason):
                 self._end_attempt(exit_code, reason)
-            case one_node.Warn(error):
+            case one_carrier.Warn(error):
                 self._tell("warning", error)
                 self._view.say(error.what)
             case one_node.Finish():
@@ -380,7 +392,7 @@ class Foreground:
         ), durable=True)
         if found.note:
             self._view.say(found.note)
-        carrier = self._spawn_carrier(begin)
+        carrier = self._spawn_carrier(begin, self._state.carrier.quarantine)
         if restored is not None and begin.memory is None and self._mirrors.until_back(restored, carrier):
             self._leave_unbegun(begin, carrier)
             return
@@ -441,25 +453,34 @@ class Foreground:
         """The environment without what another packtrain may have put there."""
         return {key: value for key, value in self._job.env.items() if not key.startswith("PACKTRAIN_")}
 
-    def _spawn_carrier(self, begin: Commit) -> Process:
+    def _spawn_carrier(self, begin: Commit, quarantine: Sequence[str]) -> Process:
         """Nobody waits for it to listen: a worker offers later than that, and tries again where it does not."""
         remove_socket(self._platform, self._carrier_path)
         run_folder = self._job.run_folder
         config = msgspec.json.encode(self._job.checkpoint).decode()
         words = ("--run", run_folder, "--socket", self._carrier_path, "--begin", str(begin.number))
+        keep_off = [word for path in quarantine for word in ("--quarantine", path)]
         return self._platform.spawn(
-            (*self._job.carrier, *words, "--checkpoint", config),
+            (*self._job.carrier, *words, "--checkpoint", config, *keep_off),
             {**self._plain_env(), "PACKTRAIN_NODE": begin.node},
             log_path=f"{run_folder}/logs/{begin.attempt:04d}/carrier.log",
         )
 
-    def _start_carrier(self) -> None:
+    def _start_carrier(self, quarantine: Sequence[str]) -> None:
         """A carrier that cannot be started now is one that ended at once: the next try comes later and later."""
         assert self._attempt is not None
         try:
-            self._attempt.carrier = self._spawn_carrier(self._attempt.begin)
+            self._attempt.carrier = self._spawn_carrier(self._attempt.begin, quarantine)
         except OSError:
-            self._happened(one_node.CarrierGone(ns=self._platform.boot_ns(), status=CANNOT_EXECUTE))
+            self._happened(one_carrier.Gone(ns=self._platform.boot_ns(), status=CANNOT_EXECUTE))
+
+    def _give_up_carrier(self, reason: str, quarantine: Sequence[str]) -> None:
+        """What was asked of it for retention is planned again; the worker sees by itself that another one listens."""
+        assert self._attempt is not None and self._attempt.carrier is not None
+        self._watch.give_up(self._attempt.carrier)
+        self._attempt.carrier = None
+        self._retainer.ask_again()
+        self._journal.write(CarrierGivenUp(reason=reason, quarantine=list(quarantine)), durable=True)
 
     def _order(self, word: Word, reason: str) -> None:
         assert self._attempt is not None
@@ -475,18 +496,19 @@ class Foreground:
     def _kill(self, reason: str) -> None:
         assert self._attempt is not None
         self._view.say(f"killing the worker: {reason}")
-        _kill_group(self._attempt.worker)
+        kill_group(self._attempt.worker)
 
     def _end_attempt(self, exit_code: int, reason: str) -> None:
         attempt = self._attempt
         assert attempt is not None
-        _kill_group(attempt.worker)  # whatever it started and left behind
+        kill_group(attempt.worker)  # whatever it started and left behind
         if exit_code == EXIT_DONE:
             self._mirrors.until_brought(attempt.carrier)
         if attempt.carrier is not None:
             self._retained(self._retainer.finish(RETAIN_S))
             self._stop(attempt.carrier)
         self._attempt = None
+        self._watch.drop()
         self._journal.write(
             AttemptEnded(attempt=attempt.begin.attempt, exit_code=exit_code, reason=reason), durable=True
         )
@@ -498,9 +520,12 @@ class Foreground:
             self._kill_and_wait(process)
 
     def _kill_and_wait(self, process: Process) -> None:
-        _kill_group(process)
+        kill_group(process)
         if process.wait(KILL_S) is None:
-            self._view.say(f"process {process.pid} was killed and has not ended in {KILL_S:g} s: a disk may hang")
+            self._say_undead(process)
+
+    def _say_undead(self, process: Process) -> None:
+        self._view.say(f"process {process.pid} was killed and has not ended in {KILL_S:g} s: a disk may hang")
 
     def _warn(self, error: PacktrainError) -> None:
         self._tell("warning", error)
@@ -517,12 +542,10 @@ class Foreground:
             for process in (attempt.worker, attempt.carrier):
                 if process is not None:
                     self._kill_and_wait(process)
+        for process in self._watch.left():
+            self._say_undead(process)
+        self._watch.drop()
         self._retainer.drop()
         self._beats.close()
         self._journal.close()
 
-
-def _kill_group(process: Process) -> None:
-    """SIGKILL a child and what it started: each child leads a session and a group of its own."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)

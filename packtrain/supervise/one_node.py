@@ -15,7 +15,7 @@ The policy of the foreground. An attempt is one worker with one carrier beside i
     anything else                       name the likely cause, begin another attempt at once
     beats overdue                       SIGKILL, then as above
     beats, but no step for long         SIGKILL, then as above
-    carrier exits                       another carrier on the same socket, the worker is not touched
+    carrier exits or hangs              another carrier (one_carrier.py), the worker is not touched
     asked to stop                       the word STOP, then SIGKILL once the grace is over; asked twice: SIGKILL at once
 
 Progress is a completed step above the highest one known; after `attempts_without_progress` attempts in a row without it
@@ -32,7 +32,6 @@ from packtrain.core.errors import (
     EXIT_AGAIN,
     EXIT_CONFIG,
     EXIT_DONE,
-    CarrierLost,
     CheckpointDamaged,
     CheckpointUnreadable,
     CommitStale,
@@ -47,13 +46,12 @@ from packtrain.core.errors import (
     WorkerSilent,
 )
 from packtrain.core.units import NS
+from packtrain.supervise import one_carrier
 from packtrain.supervise.config import FIRST_BEAT_FACTOR, SuperviseConfig
+from packtrain.supervise.one_carrier import Warn, pause_s, status_text
 
 UNWATCHED_NS = 2 * NS
 """What lies between two looks beyond this counts for nothing: we were stopped, not the worker."""
-CARRIER_LIVED_NS = 60 * NS
-PAUSE_S_MAX = 30
-"""Before another carrier, or another try at a disk that refuses."""
 UNREADABLE_MAX = 8
 """Attempts at a checkpoint that the disk refuses: their pauses make about a minute and a half."""
 ROLLBACKS_MAX = 3
@@ -111,17 +109,11 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True)
-class CarrierGone:
-    ns: int
-    status: int
-
-
-@dataclass(frozen=True)
 class Tick:
     ns: int
 
 
-Event = Opened | Began | Heard | Asked | WorkerEnded | CarrierGone | Tick
+Event = Opened | Began | Heard | Asked | WorkerEnded | Tick | one_carrier.Event
 
 
 # --- what to do ------------------------------------------------------------------------------------
@@ -135,11 +127,6 @@ class Begin:
     reason: str
     back: int = 0
     memory: bool = True
-
-
-@dataclass(frozen=True)
-class StartCarrier:
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -163,13 +150,6 @@ class EndAttempt:
 
 
 @dataclass(frozen=True)
-class Warn:
-    """Something went wrong and the run goes on."""
-
-    error: PacktrainError
-
-
-@dataclass(frozen=True)
 class Finish:
     """The last action: leave with this exit code. `error` is None when all is well."""
 
@@ -178,7 +158,7 @@ class Finish:
     error: PacktrainError | None = None
 
 
-Action = Begin | StartCarrier | OrderStop | Kill | EndAttempt | Warn | Finish
+Action = Begin | OrderStop | Kill | EndAttempt | Finish | one_carrier.Action
 
 
 @dataclass(frozen=True)
@@ -212,10 +192,7 @@ class State:
     stalled_ns: int = 0
     """When beats without a step become death; 0: not yet two steps."""
     looked_ns: int = 0
-    carrier_began_ns: int = 0
-    carrier_again_ns: int = 0
-    """When the next carrier may start; 0: one is running."""
-    carrier_failures: int = 0
+    carrier: one_carrier.State = one_carrier.State()
     finished: bool = False
 
 
@@ -228,7 +205,8 @@ def decide(state: State, event: Event) -> Step:
         return state, []
     match event:
         case Opened():
-            state = replace(state, best_step=event.best_step, highest_step=event.best_step)
+            carrier = one_carrier.State(overdue_s=state.config.carrier_overdue_s)
+            state = replace(state, best_step=event.best_step, highest_step=event.best_step, carrier=carrier)
             return state, [Begin(reason="the run was asked for")]
         case Began():
             return _began(state, event), []
@@ -238,21 +216,21 @@ def decide(state: State, event: Event) -> Step:
             return _asked(state, event)
         case WorkerEnded():
             return _worker_ended(state, event)
-        case CarrierGone():
-            return _carrier_gone(state, event)
         case Tick():
             return _tick(state, event.ns)
+        case one_carrier.Stands() | one_carrier.Gone() | one_carrier.GivenUpEnded():
+            return _of_carrier(state, event)
 
 
 def _began(state: State, event: Began) -> State:
     """After a rollback progress is counted from the older step."""
     ns = event.ns
     return replace(
-        state, running=True, attempt_step=-1, killed="", kill_at_ns=0, looked_ns=ns, carrier_began_ns=ns,
+        state, running=True, attempt_step=-1, killed="", kill_at_ns=0, looked_ns=ns,
         best_step=max(state.best_step, event.held) if event.step is None else event.step,
         highest_step=max(state.highest_step, event.held),
         overdue_ns=ns + round(FIRST_BEAT_FACTOR * state.config.beat_overdue_s * NS),
-        carrier_again_ns=0, carrier_failures=0, begin_ns=0, stalled_ns=0,
+        carrier=one_carrier.began(state.carrier, ns), begin_ns=0, stalled_ns=0,
     )
 
 
@@ -293,10 +271,8 @@ def _tick(state: State, ns: int) -> Step:
     if not state.running:
         due = state.begin_ns and ns >= state.begin_ns
         return (replace(state, begin_ns=0), [Begin(reason="the pause is over")]) if due else (state, [])
-    actions: list[Action] = []
-    if state.carrier_again_ns and ns >= state.carrier_again_ns:
-        state = replace(state, carrier_again_ns=0, carrier_began_ns=ns)
-        actions.append(StartCarrier(reason="the carrier had ended"))
+    carrier, of_carrier = one_carrier.tick(state.carrier, ns, unwatched_ns)
+    state, actions = replace(state, carrier=carrier), list[Action](of_carrier)
     why = "" if state.killed else _why_kill(state, ns)
     if why:
         state = replace(state, killed=why)
@@ -314,21 +290,12 @@ def _why_kill(state: State, ns: int) -> str:
     return ""
 
 
-def _pause_s(failures: int) -> int:
-    return min(PAUSE_S_MAX, 2 ** (failures - 1)) if failures else 0
-
-
-def _carrier_gone(state: State, event: CarrierGone) -> Step:
-    if not state.running:
+def _of_carrier(state: State, event: one_carrier.Event) -> Step:
+    """Between attempts there is none that matters; those given up end whenever they do."""
+    if not state.running and not isinstance(event, one_carrier.GivenUpEnded):
         return state, []
-    failures = 0 if event.ns - state.carrier_began_ns > CARRIER_LIVED_NS else state.carrier_failures
-    pause_s = _pause_s(failures)
-    error = CarrierLost(
-        f"the carrier ended ({status_text(event.status)}); another one starts in {pause_s} s, the worker goes on",
-        where="carrier of this node", fix="see carrier.log beside the worker's log; a save under way is tried again",
-    )
-    state = replace(state, carrier_again_ns=event.ns + pause_s * NS, carrier_failures=failures + 1)
-    return state, [Warn(error=error)]
+    carrier, actions = one_carrier.happened(state.carrier, event, stopping=bool(state.stopping))
+    return replace(state, carrier=carrier), list(actions)
 
 
 # --- the end of an attempt -------------------------------------------------------------------------
@@ -405,7 +372,7 @@ def _another(state: State, event: WorkerEnded, reason: str) -> Step:
     asked_back = _error_name(event) == GuardRollback.name
     warn = Warn(error=event.error if asked_back and event.error is not None else _crash(state, reason))
     if _error_name(event) == CheckpointUnreadable.name:
-        return replace(state, begin_ns=event.ns + _pause_s(state.unreadable) * NS), [warn]
+        return replace(state, begin_ns=event.ns + pause_s(state.unreadable) * NS), [warn]
     if not asked_back and state.damaged < 2:
         memory = _error_name(event) != SlotDamaged.name and state.fruitless < MEMORY_TRIES
         return state, [warn, Begin(reason=reason, memory=memory)]
@@ -445,16 +412,6 @@ LIKELY = {
     signal.SIGABRT: "native code gave up",
     signal.SIGILL: "native code built for another processor",
 }
-
-
-def status_text(status: int) -> str:
-    """`-9` -> `killed by SIGKILL`; `1` -> `exit code 1`."""
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
 
 
 def diagnose(status: int, tail: str) -> str:

@@ -1,19 +1,22 @@
 """Asks the carrier for what the retention plan says, after each published save. Plans here, deletes nowhere.
 
 One request is under way at a time, and nothing here waits or fails the run: what a dead carrier did not do is planned
-again after the next save, from what is then on the disk.
+again after the next save, from what is then on the disk. The disk is looked at by a thread, which may hang there.
 """
 
 from __future__ import annotations
 
+import queue
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.reader import survey
-from packtrain.checkpoint.retention import plan
+from packtrain.checkpoint.retention import Action, plan
 from packtrain.core.errors import PacktrainError
 from packtrain.core.platform import Platform
 from packtrain.core.units import NS
@@ -28,24 +31,35 @@ class Retainer:
 
     def __init__(self, platform: Platform, run_folder: str, config: CheckpointConfig, carrier_path: str) -> None:
         self._platform, self._run_folder, self._config, self._path = platform, run_folder, config, carrier_path
-        self._due = False
+        self._due = self._plans = False
+        self._planned: queue.SimpleQueue[Sequence[Action]] = queue.SimpleQueue()
         self._id = 0
         self._socket: socket.socket | None = None
         self._received = b""
 
     @property
     def idle(self) -> bool:
-        return not self._due and self._socket is None
+        return not self._due and not self._plans and self._socket is None
 
     def save_published(self) -> None:
         """There may be something to retire now."""
         self._due = True
 
+    def ask_again(self) -> None:
+        """The carrier was given up: what it had not answered is planned anew."""
+        self._due = self._due or self._socket is not None
+        self.drop()
+
     def look(self) -> list[dict[str, Any]]:
         """Go on without waiting; what was done since the last look: action, folder, reason, error (None: done)."""
-        if self._due and self._socket is None:
-            self._due = False
-            self._ask()
+        if self._due and not self._plans and self._socket is None:
+            self._due, self._plans = False, True
+            with self._platform.crew(1) as crew:
+                crew.start(self._plan)
+        with suppress(queue.Empty):
+            actions = self._planned.get_nowait()
+            self._plans = False
+            self._ask(actions)
         return self._hear() if self._socket is not None else []
 
     def finish(self, timeout_s: float) -> list[dict[str, Any]]:
@@ -63,11 +77,15 @@ class Retainer:
             self._socket.close()
         self._socket, self._received = None, b""
 
-    def _ask(self) -> None:
+    def _plan(self) -> None:
+        actions: Sequence[Action] = ()
         try:
-            actions = plan(survey(self._platform, self._run_folder), self._config)
-        except (OSError, PacktrainError):
-            return  # the log or the folder cannot be read now; nothing is retired on a guess
+            with suppress(OSError, PacktrainError):  # it cannot be read now: nothing is retired on a guess
+                actions = plan(survey(self._platform, self._run_folder), self._config)
+        finally:
+            self._planned.put(actions)
+
+    def _ask(self, actions: Sequence[Action]) -> None:
         if not actions:
             return
         self._id += 1

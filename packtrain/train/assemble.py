@@ -260,11 +260,12 @@ def check_lineage(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
 def _saver(desk: Desk, image_bytes: int) -> Saver:
     place, writer = desk.place, writer_name(desk.place.rank)
     begun = _wants_memory(desk)
-    where = choose_buffer_folder(desk.platform, place.run, image_bytes, writer, begun)
+    peer_every = desk.spec.checkpoint.peer_memory if place.world_size > place.local_world_size else 0
+    where = choose_buffer_folder(desk.platform, place.run, image_bytes, writer, begun, peer_every > 0)
     _tell_room(desk, where)
     return Saver(
         desk.platform, where, CarrierClient(place.carrier), place.attempt, writer, desk.spec.checkpoint.deadline_s,
-        begun,
+        begun, peer_every, place.local_world_size,
     )
 
 
@@ -279,6 +280,12 @@ def _tell_room(desk: Desk, where: BufferFolder) -> None:
         desk.journal.write(warning({
             "name": "checkpoint.no_memory_tier", "what": where.no_slots, "where": where.path,
             "fix": "make room there, or set checkpoint.memory_every_steps to 0; restarts begin from disk until then",
+        }))
+    elif where.no_lends:
+        desk.journal.write(warning({
+            "name": "checkpoint.no_peer_copies", "what": where.no_lends, "where": where.path,
+            "fix": "make room there, or set checkpoint.peer_memory to 0; until then the loss of a node costs the steps "
+            "since the last save on disk",
         }))
 
 

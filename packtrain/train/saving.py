@@ -80,6 +80,7 @@ class Offering(Protocol):
     @property
     def remembers(self) -> bool: ...
     def remember(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> float | None: ...
+    def peer_news(self) -> tuple[int, int]: ...
     def forget(self) -> None: ...
     def save(
         self, step: int, tensors: list[LocalTensor], meta: dict[str, Any], deadline_s: float | None = None
@@ -279,7 +280,10 @@ class Saves:
         if self._speaks:
             size = sum(tensor.array.nbytes for tensor in tensors)
             copied, took_s = (0, 0.0) if stall_s is None else (size, stall_s)
-            self._journal.write(MemorySaved(step=standing.index, bytes=copied, stall_s=took_s))
+            sent, lost = self._saver.peer_news()
+            self._journal.write(MemorySaved(
+                step=standing.index, bytes=copied, stall_s=took_s, at_peer=sent, not_at_peer=lost,
+            ))
 
     def forget(self) -> None:
         """No attempt begins from what this one holds in memory."""

@@ -65,6 +65,16 @@ def test_a_lost_node_is_made_up_for_by_its_peer():
     assert found.holders == {"r00000": ("n0",), "r00001": ("n2",), "r00002": ("n2",)}
 
 
+def test_copies_that_differ_are_passed_over():
+    """Where a writer has two different slots of one step nobody can tell which is good: the step before is taken. Of
+    copies that are alike the one where a worker looks comes first."""
+    helds = [has("n0", writer, step) for writer in WRITERS for step in (8, 9)]
+    odd = has("n1", "r00001", 9, own=False, sha256="other")
+    alike = has("n1", "r00001", 8, own=True), has("n0", "r00001", 8, own=False), has("n2", "r00001", 8)
+    found = choose([*helds[:2], *helds[3:], odd, *alike], BEGUN)
+    assert found.memory == (3, 8, digest(8)) and found.holders["r00001"] == ("n1", "n2", "n0")
+
+
 def test_begun_from_memory_and_nothing_of_its_own_yet():
     """An attempt that began from memory and holds nothing newer may be begun again from the same, if every slot of that
     is still somewhere; with another record in its place, or none, it may not."""

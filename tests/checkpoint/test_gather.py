@@ -94,6 +94,10 @@ def image_reads(one: Saved) -> int:
     return sum(op == "read" for _, op, _ in one.disk.trace)
 
 
+def size_of(table: PartTable, block: int) -> int:
+    return min(table.block_bytes, table.bytes - block * table.block_bytes)
+
+
 def check_world(
     one: Saved, wanted: Wanted, ranks: int, bounds: Bounds = SMALL, readers: Sequence[Sequence[int]] | None = None
 ) -> None:
@@ -118,6 +122,10 @@ def check_world(
     for rank in range(ranks):
         tables = {read.table for stage in plan.share(rank) for read in stage.reads}
         assert readers is None or all(rank in readers[table] for table in tables)
+        for stage in plan.share(rank):
+            passed_on = {(cut.table, cut.block) for cuts in stage.sends.values() for cut in cuts}
+            sizes = [size_of(one.tables[table], block) for table, block in passed_on]
+            assert len(sizes) < 2 or sum(sizes) <= bounds.stage_bytes
     assert board.largest <= bounds.window_bytes + CRC_BYTES
     assert sum(plan.read_bytes(rank) for rank in range(ranks)) == plan.read_bytes() <= sum(t.bytes for t in one.tables)
 
@@ -156,6 +164,12 @@ def test_ranks_that_have_not_every_image(case, data) -> None:
     one = saved(tensors, writers, block_bytes)
     readers = [sorted(data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))) for _ in one.tables]
     check_world(one, wanted_by({name: t[1] for name, t in tensors.items()}, layouts, ranks), ranks, bounds, readers)
+
+
+def test_what_one_reads_for_another_alone_is_bounded() -> None:
+    """A rank that has what only another one wants holds no more of it at a time than of what many want."""
+    one = saved({"t": ("int8", (4000,), (1,))}, 1, 100)
+    check_world(one, {"t": {((0, 4000),): (1,)}}, 2, Bounds(2, 300, 100, 10), [[0]])
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())

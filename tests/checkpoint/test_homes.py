@@ -152,10 +152,12 @@ def test_a_new_carrier_keeps_off_what_hangs(tmp_path: pathlib.Path) -> None:
     (tmp_path / "scratch").mkdir()
     rig = Rig(f"{tmp_path}/run", config=CheckpointConfig(fallback=(f"{tmp_path}/scratch",)))
     try:
+        os.rmdir(f"{rig.folder}/checkpoints")  # a folder made there would be an operation on it
         carrier = open_carrier(
             rig.platform, rig.folder, f"{rig.folder}/c1", rig.begin.number, rig.config, [rig.folder]
         )
-        assert carrier._homes.quarantine == (rig.folder,) and carrier._homes.usable() == list(carrier._homes.paths[1:])
+        assert not os.path.exists(f"{rig.folder}/checkpoints") and carrier._homes.quarantine == (rig.folder,)
+        assert carrier._homes.usable() == list(carrier._homes.paths[1:])
         thread = threading.Thread(target=carrier.serve)
         thread.start()
         rig.closing.insert(0, lambda: (carrier.stop(), thread.join()))

@@ -61,14 +61,13 @@ def test_the_next_one_that_will_do():
 
 @given(st.integers(3, 40), st.integers(1, 6), st.data())
 def test_few_move_when_a_node_leaves(nodes_n, rack, data):
-    """Racks in a row, one node gone: besides the one that sent to it, those that get another peer are at most those of
-    two racks on either side."""
+    """Racks in a row, one node gone: those that get another peer are fewer than two racks have nodes."""
     nodes = [f"n{i}" for i in range(nodes_n)]
     racks = {node: str(i // rack) for i, node in enumerate(nodes)}
     gone = data.draw(st.sampled_from(nodes))
     before, after = peers_of(nodes, racks), peers_of([node for node in nodes if node != gone], racks)
     moved = [node for node in after if after[node] != before[node]]
-    assert len(moved) <= 4 * rack + 2, (before, after)
+    assert len(moved) < max(2, 2 * rack), (before, after)
 
 
 def test_a_thousand_nodes():

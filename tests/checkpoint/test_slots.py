@@ -36,13 +36,19 @@ class Client:
     """A carrier that takes what it is offered and is done when the test says so. `lost`: it is gone."""
 
     def __init__(self):
-        self.offers, self.ended, self.lost, self.reachable = [], [], False, True
+        self.offers, self.told, self.ended = [], [], []
+        self.lost, self.reachable = False, True
 
     def offer(self, message):
         if self.lost:
             raise CarrierLost("gone", where="here", fix="none")
         self.offers.append(message)
         return "accepted"
+
+    def tell(self, message):
+        if not self.lost:
+            self.told.append(message)
+        return not self.lost
 
     def publish(self, number=0):
         self.ended.append({"id": self.offers[number]["id"], "ok": True, "commit": 2})
@@ -476,6 +482,10 @@ def test_the_budget(tmp_path, memory_disk):
         assert chosen(5999, begun=None) == chosen(6000, begun=None) == BufferFolder(memory_folder(run, NODE))
         tight = chosen(GIB, {"/proc/meminfo": "MemAvailable: 5 kB\n"})
         assert "of the 5.0 KiB free in this machine's memory" in tight.no_slots
+        six = choose_buffer_folder(Machine(12_000), run, 1000, None, begun, peer=True)
+        five = choose_buffer_folder(Machine(11_999), run, 1000, None, begun, peer=True)
+        assert (six.slots, six.lends, six.no_lends) == (True, True, "") and not chosen(12_000).lends
+        assert (five.slots, five.lends) == (True, False) and "no copies on other nodes: 6 x 1000 B is" in five.no_lends
         assert chosen(3999).path == f"{run}/buffers" and chosen(3999).no_slots
     finally:
         shutil.rmtree(memory_folder(run, NODE))

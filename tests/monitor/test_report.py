@@ -18,9 +18,11 @@ from packtrain.core.records import (
     AttemptBegan,
     AttemptEnded,
     BroughtBack,
+    CarrierGivenUp,
     ErrorSeen,
     EvalDone,
     GuardVerdict,
+    HomeBack,
     IntervalChosen,
     MemorySaved,
     MirrorDone,
@@ -29,6 +31,7 @@ from packtrain.core.records import (
     ProfileDone,
     Record,
     RecordsLost,
+    RestoreDone,
     RetentionDone,
     RunCreated,
     SampleDone,
@@ -87,6 +90,11 @@ FIRST = (
 )
 SECOND = (
     (60.0, AttemptBegan(attempt=2, commit=3, parent=2, restore_step=100)),
+    (69.0, RestoreDone(
+        step=100, commit=2, rank=0, ranks=1, source="/data/runs/first-light/checkpoints/step-00000100.a0001.t1",
+        reason="the save this attempt begins from", read_bytes=66 << 20, read_bytes_all=66 << 20, sent_bytes=0,
+        seconds=0.62,
+    )),
     (70.0, STARTED),
     *((70.0 + n / 4, step(100 + n, 0.42)) for n in range(1, 101)),
     (80.0, GuardVerdict(step=150, reason="spike", rerun="same", policy="skip", digest=1, rerun_digest=1)),
@@ -99,6 +107,8 @@ SECOND = (
     (96.8, BroughtBack(
         mirror="b2", step=150, commit=3, folder="step-00000150.a0002.t1", bytes=3_000_000, seconds=1.0,
     )),
+    (96.8, CarrierGivenUp(reason="has a thread that hung in /data for 30 s", quarantine=["/data"])),
+    (96.9, HomeBack(path="/data")),
     (97.0, EvalDone(step=200, store=STORE, loss=2.6, bits_per_byte=1.587, tokens=120_000, final=True)),
     (97.0, EvalDone(step=200, store="/stores/news/held_out", loss=3.2, bits_per_byte=1.9, tokens=9_000, final=True)),
     (97.0, SampleDone(step=200, prompt="def ", text="main():\n    pass\n" * 6, final=True)),
@@ -119,7 +129,7 @@ def sources(*records: tuple[float, Record], damage: tuple[Damage, ...] = ()) -> 
 CASES = {
     "done": sources(*FIRST, *SECOND),
     "stopped": sources(*FIRST),
-    "cut_off": sources(*FIRST, *SECOND[:40], damage=(Damage("w.0001.jsonl", 4096, 17, "torn_tail"),)),
+    "cut_off": sources(*FIRST, *SECOND[:41], damage=(Damage("w.0001.jsonl", 4096, 17, "torn_tail"),)),
     "new": sources(),
     "damaged": sources(
         *FIRST[:20], (49.0, RecordsLost(count=3, error="disk full")),
@@ -300,11 +310,16 @@ def test_lists_say_what_they_leave_out() -> None:
 def test_memory_is_told() -> None:
     """How often the state was copied into memory and what that cost; and where an attempt began that took it."""
     note = "step 120 from memory: 20 steps newer than the newest on disk"
-    copies = [(24.0 + n, MemorySaved(step=10 * n, bytes=n and 66 << 20, stall_s=n * 0.01)) for n in range(4)]
+    copies = [
+        (24.0 + n, MemorySaved(
+            step=10 * n, bytes=n and 66 << 20, stall_s=n * 0.01, at_peer=n, not_at_peer=n // 3,
+        )) for n in range(4)
+    ]
     began = (60.0, AttemptBegan(attempt=2, commit=3, parent=2, restore_step=120, note=note))
     text = render(sources(*FIRST[:3], *copies, *FIRST[3:], began))
     assert "  2  from step 120" in text and f"\n       {note}\n" in text
-    assert "  3 in memory, 1 skipped; median: the loop waited 0.020 s for 66.0 MiB\n" in text
+    assert "  3 in memory, 1 skipped; median: the loop waited 0.020 s for 66.0 MiB; 6 went to "\
+        "another node, 1 gave way or failed\n" in text
 
 
 def test_a_program_is_told_by_its_command() -> None:

@@ -21,7 +21,9 @@ from packtrain.checkpoint.saver import Saver, SaveResult
 from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import SaveFailed
 from packtrain.core.platform import LocalPlatform, Process
+from packtrain.core.records import AttemptBegan, CarrierGivenUp, HomeBack
 from tests.checkpoint.worlds import judge, make_run, small_state
+from tests.supervise.runs import driven, log, processes, records, restore_point, saved_state
 
 pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -201,3 +203,43 @@ def test_flapping(sick: Sick, rig: Rig, every: int, published: int) -> None:
     assert sick.refused() >= 2
     sick.now("well")
     rig.must_go_on()
+
+
+def test_a_whole_run_beside_a_disk_that_hangs(sick: Sick, tmp_path: pathlib.Path) -> None:
+    """Under a whole run whose checkpoints lie on a disk that hangs, saves go on at the fall-back, the carrier is given
+    up though SIGKILL does not end it, the next one keeps off that disk and takes it back when it answers."""
+    run, scratch = tmp_path / "run", tmp_path / "scratch"
+    for folder in (run, scratch, sick.disk / "checkpoints"):
+        folder.mkdir()
+    (run / "checkpoints").symlink_to(sick.disk / "checkpoints")
+    toy = {"steps": 100_000, "step_s": 0.02, "save_every": 50, "deadline_s": 4.0}
+    with driven(run, toy, carrier_overdue_s=5.0, fallback=[str(scratch)]) as driven_run:
+        driven_run.until("beat 100")
+        sick.now("hang")
+        (stuck,) = [one for one in processes(run) if "packtrain.checkpoint.carrier" in one.cmdline()]
+        assert str(run) in driven_run.until("say the carrier has a thread that hung")
+        carried = len(places(run))
+        while not any(places(run)[carried:]):
+            LocalPlatform().sleep(0.1)
+        assert in_kernel(stuck.pid), "SIGKILL was to find it where it cannot die"
+        sick.now("well")
+        assert str(run) in driven_run.until(f"say {run} answers again")
+        back = len(places(run))
+        while all(places(run)[back:]):
+            LocalPlatform().sleep(0.1)
+        driven_run.signal(signal.SIGINT)
+        assert driven_run.end()[0] == 75
+    assert "" in places(run)[:2] and saved_state(run)[0] == restore_point(run).step
+    assert len(records(run, CarrierGivenUp)) == len(records(run, HomeBack)) == len(records(run, AttemptBegan)) == 1
+
+
+def places(run: pathlib.Path) -> list[str]:
+    """Of each published save: where it fell back to, or nothing."""
+    return [commit.place for commit in log(run).all() if commit.kind == "save"]
+
+
+def in_kernel(pid: int) -> bool:
+    """Whether a thread of it waits for a disk and for nothing else."""
+    tasks = f"/proc/{pid}/task"
+    states = [LocalPlatform().read(f"{tasks}/{task}/stat").decode() for task in os.listdir(tasks)]
+    return any(state.rpartition(")")[2].split()[0] == "D" for state in states)

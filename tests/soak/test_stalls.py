@@ -1,4 +1,4 @@
-"""Real stalls of 30 seconds: a frozen process costs time, never a checkpoint and never the run."""
+"""Real stalls: a process frozen for 30 seconds, or for good, costs time, never a checkpoint and never the run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import signal
 import pytest
 
 from packtrain.core.errors import EXIT_DONE
-from packtrain.core.records import AttemptBegan, StepDone
+from packtrain.core.records import AttemptBegan, CarrierGivenUp, StepDone
 from tests.soak.conftest import STEPS
 from tests.soak.trial import Trial, trial
 
 STALL_S = 30
+BRIEF_S = 12
+"""Less than a carrier may be silent in these tests."""
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 
@@ -24,6 +26,12 @@ def wait_for_step(run: Trial, step: int) -> None:
 
 def steps_done(run: Trial) -> int:
     return max((entry.record.step for entry in run.entries() if isinstance(entry.record, StepDone)), default=0)
+
+
+def wait_for_saves(run: Trial, more_than: int) -> None:
+    for _ in run.looks(300, f"more than {more_than} saves"):
+        if len(run.saves()) > more_than:
+            return
 
 
 def attempts(run: Trial) -> int:
@@ -43,19 +51,23 @@ def freeze_mid_save(run: Trial) -> None:
 def test_a_frozen_carrier_costs_no_run(
     tmp_path: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, undisturbed: dict[str, bytes]
 ) -> None:
-    """While the carrier is frozen for 30 s in the middle of a save, training goes on; afterwards saves are published
-    again, no attempt was lost, and the bits at the end are those of an undisturbed run."""
-    with trial(tmp_path, store, cache, STEPS) as run:
+    """While the carrier is frozen in the middle of a save, training goes on, and when it wakes saves are published
+    again; one that is frozen for good is given up for another, which publishes. No attempt is lost, and the bits at
+    the end are those of an undisturbed run."""
+    with trial(tmp_path, store, cache, STEPS, "supervise.carrier_overdue_s=20") as run:
         run.start()
         freeze_mid_save(run)
         before, saves = steps_done(run), len(run.saves())
-        run.platform.sleep(STALL_S)
+        run.platform.sleep(BRIEF_S)
         assert steps_done(run) > before
         assert len(run.saves()) == saves
         run.send("carrier", signal.SIGCONT)
+        wait_for_saves(run, saves)
+        freeze_mid_save(run)
+        wait_for_saves(run, len(run.saves()))
         assert run.finish(500) == EXIT_DONE, run.said()
         assert attempts(run) == 1
-        assert len(run.saves()) > saves
+        assert sum(isinstance(entry.record, CarrierGivenUp) for entry in run.entries()) == 1
         assert run.final() == undisturbed
 
 

@@ -120,7 +120,7 @@ def main(run_folder: str, options: dict) -> int:
         checkpoint=CheckpointConfig(
             keep_last=options.pop("keep_last", 3), grace_s=options.pop("purge_grace_s", 3600.0),
             mirrors=tuple(Mirror(**mirror) for mirror in options.pop("mirrors", [])),
-            memory_every_steps=options.pop("memory_every_steps", 1),
+            memory_every_steps=options.pop("memory_every_steps", 1), fallback=tuple(options.pop("fallback", ())),
         ),
         supervise=SuperviseConfig(**{"grace_s": 20.0, **options}),
     )

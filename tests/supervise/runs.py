@@ -89,11 +89,12 @@ def leftovers(folder: pathlib.Path) -> list[psutil.Process]:
     return alive
 
 
-def kill(folder: pathlib.Path, word: str) -> None:
-    """SIGKILL the process of this run whose command line has `word` as a part."""
+def kill(folder: pathlib.Path, word: str, signum: int = signal.SIGKILL) -> psutil.Process:
+    """Signal the process of this run whose command line has `word` as a part, and return it."""
     victims = [p for p in processes(folder) if any(word in part for part in p.cmdline())]
     assert len(victims) == 1, victims
-    victims[0].send_signal(signal.SIGKILL)
+    victims[0].send_signal(signum)
+    return victims[0]
 
 
 def records(folder: pathlib.Path, kind: type[T]) -> list[T]:

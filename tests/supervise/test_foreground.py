@@ -10,7 +10,15 @@ import pytest
 
 from packtrain.checkpoint import asked
 from packtrain.core.platform import LocalPlatform
-from packtrain.core.records import AttemptBegan, AttemptEnded, ErrorSeen, OrderGiven, RetentionDone, RunCreated
+from packtrain.core.records import (
+    AttemptBegan,
+    AttemptEnded,
+    CarrierGivenUp,
+    ErrorSeen,
+    OrderGiven,
+    RetentionDone,
+    RunCreated,
+)
 from tests.supervise.runs import (
     drive,
     driven,
@@ -164,6 +172,23 @@ def test_a_carrier_that_cannot_be_started_is_tried_again(folder: pathlib.Path) -
     assert saved_state(folder) == expected(60)
     assert len(records(folder, AttemptBegan)) == 1
     assert [error.name for error in records(folder, ErrorSeen)] == ["checkpoint.carrier_lost"] * 2
+
+
+def test_a_carrier_that_answers_nothing_is_given_up(folder: pathlib.Path) -> None:
+    """A carrier that answers stays; one that stands still is killed and another one takes its place, with one warning
+    and a record; the worker goes on, and later saves are published."""
+    toy = {"steps": 100_000, "save_every": 20, "step_s": 0.01}
+    with driven(folder, toy, "FAST", carrier_overdue_s=10.0) as run:
+        run.until("beat 420")  # longer than one that starts may be silent
+        stopped = kill(folder, "packtrain.checkpoint.carrier", signal.SIGSTOP)
+        assert "answered nothing for 10 s" in run.until("say the carrier")
+        stopped.wait(10)
+        run.signal(signal.SIGINT)
+        assert run.end()[0] == 75
+    assert saved_state(folder) == expected(restore_point(folder).step) and len(records(folder, AttemptBegan)) == 1
+    assert [one.quarantine for one in records(folder, CarrierGivenUp)] == [[]]
+    hung = [error for error in records(folder, ErrorSeen) if error.name == "checkpoint.carrier_hung"]
+    assert len(hung) == 1 and hung[0].severity == "warning" and hung[0].where and hung[0].fix
 
 
 def test_a_carrier_that_hangs_does_not_hold_the_end(folder: pathlib.Path) -> None:

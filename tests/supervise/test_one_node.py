@@ -21,6 +21,7 @@ from packtrain.core.errors import (
     WrongModel,
 )
 from packtrain.core.units import NS
+from packtrain.supervise import one_carrier as oc
 from packtrain.supervise import one_node as on
 from packtrain.supervise.config import SuperviseConfig
 
@@ -342,26 +343,14 @@ def test_done_beats_stop() -> None:
     assert finish(actions).exit_code == 0
 
 
-def test_a_dead_carrier_is_replaced_and_the_worker_is_not_touched() -> None:
-    """Carrier death brings a new carrier at the next look, later and later when it keeps dying, and no other action."""
-    state, waits = running(), []
-    now = 2
-    for _ in range(7):
-        state, actions = play(on.CarrierGone(ns=now * NS, status=-9), state=state)
-        assert kinds(actions) == ["Warn"]
-        began, actions = now, []
-        while not actions:
-            state, actions = play(on.Heard(ns=now * NS, step=5), on.Tick(ns=now * NS), state=state)
-            now += 1
-        assert kinds(actions) == ["StartCarrier"]
-        waits.append(now - 1 - began)
-    assert waits == [0, 1, 2, 4, 8, 16, 30]
-    assert state.running
-
-
 EVENTS = st.one_of(
     st.builds(on.WorkerEnded, ns=st.just(0), status=st.sampled_from([0, 75, 78, 1, -9, -11])),
-    st.builds(on.CarrierGone, ns=st.just(0), status=st.sampled_from([0, 1, -9])),
+    st.builds(oc.Gone, ns=st.just(0), status=st.sampled_from([0, 1, -9])),
+    st.builds(
+        oc.Stands, ns=st.just(0), saves=st.integers(0, 2),
+        hung=st.lists(st.builds(oc.Hung, st.just("/a"), st.just(1), st.floats(0, 100)), max_size=1).map(tuple),
+    ),
+    st.just(oc.GivenUpEnded()),
     st.builds(on.Heard, ns=st.just(0), step=st.integers(-1, 30)),
     st.builds(on.Asked, ns=st.just(0), by=st.sampled_from(["SIGINT", "SIGTERM"])),
     st.builds(on.Tick, ns=st.integers(0, 100).map(lambda s: s * NS)),
@@ -395,5 +384,5 @@ def test_invariants_over_any_history(events: list[on.Event]) -> None:
         orders += kinds(actions).count("OrderStop")
         assert orders <= 1
         assert not (was_finished and actions)
-        assert not isinstance(event, on.CarrierGone) or not {"Kill", "Begin", "Finish"} & set(kinds(actions))
+        assert not isinstance(event, oc.Event) or not {"Kill", "Begin", "Finish"} & set(kinds(actions))
         assert state.finished == (was_finished or "Finish" in kinds(actions))

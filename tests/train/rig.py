@@ -131,6 +131,9 @@ class Kept:
         self._results.append(SaveResult(step, 0 if error else n, 1, 0.0, 0.0, error.as_dict() if error else None, n))
         return n
 
+    def peer_news(self) -> tuple[int, int]:
+        return 0, 0
+
     def remember(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> float | None:
         self.remembered.append(step)
         return None if step in self._busy else 0.5
