@@ -14,23 +14,26 @@ def doctor(
         str, typer.Option("--store", metavar="URL", help="Look at a folder or bucket instead; writes small objects.")
     ] = "",
     run: Annotated[
-        str, typer.Option("--run", metavar="RUN", help="Look at the mirrors of a run instead; writes small objects.")
+        str, typer.Option("--run", metavar="RUN", help="Look at limits and mirrors of a run; writes small objects.")
     ] = "",
     endpoint: Endpoint = "", region: Region = "", key_id: KeyId = "", secret: Secret = "",
 ) -> int:
     """Look at this machine, a store or a run, say what to fix.
 
     Python, cores, memory, disk, shared memory, hard links, extras, devices; of a store, what it really keeps of what
-    it promises; of a run, its mirrors, what they have, and the same. Exit 78 when something must be fixed.
+    it promises; of a run, its limits in time, its mirrors, what they have, and the same. Exit 78 when something must
+    be fixed.
     """
     from packtrain.cli import folders
     from packtrain.cli.checkup import FAIL, checkup, mirror_findings, store_findings
+    from packtrain.cli.limits import limit_findings
     from packtrain.cli.places import place
     from packtrain.core.platform import LocalPlatform
 
     platform = LocalPlatform()
     if run:
-        findings = mirror_findings(platform, folders.find_run(run))
+        folder = folders.find_run(run)
+        findings = [*limit_findings(platform, folder), *mirror_findings(platform, folder)]
     elif store:
         findings = store_findings(platform, place(platform, store, endpoint, region, key_id, secret))
     else:

@@ -23,7 +23,7 @@ import msgspec
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.reader import survey
 from packtrain.checkpoint.retention import plan
-from packtrain.core.errors import PacktrainError, RunHeld, TermLost
+from packtrain.core.errors import EXIT_DONE, PacktrainError, RunHeld, TermLost
 from packtrain.core.holder import hold
 from packtrain.core.journal import Journal, Tail
 from packtrain.core.platform import LocalPlatform, Platform
@@ -31,6 +31,7 @@ from packtrain.core.records import (
     AttemptBegan,
     AttemptEnded,
     CoordinatorBegan,
+    ErrorSeen,
     NodeSuspected,
     OrderGiven,
     PhaseTotals,
@@ -67,6 +68,7 @@ from packtrain.supervise.job import Job, read_job
 from packtrain.supervise.keys import Address, write_address
 from packtrain.supervise.link import Arrived, Listener
 from packtrain.supervise.messages import FromCoordinator
+from packtrain.supervise.mirrors import shortfall
 from packtrain.supervise.operator import Operator, refused
 from packtrain.supervise.status import status
 from packtrain.supervise.waits import Waits
@@ -247,6 +249,11 @@ class Coordinator:
     # --- the end ---
 
     def _say_goodbye(self, finish: Finish) -> None:
+        if finish.exit_code == EXIT_DONE:
+            for told in shortfall(self._platform, self._job.run_folder, self._job.checkpoint):
+                self._journal.write(ErrorSeen(
+                    severity="warning", name=told.name, what=told.what, where=told.where, fix=told.fix
+                ), durable=True)
         self._journal.write(RunFinished(
             exit_code=finish.exit_code, reason=finish.reason, error=finish.error
         ), durable=True)

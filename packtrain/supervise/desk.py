@@ -192,4 +192,4 @@ class Desk:
     @property
     def steps(self) -> dict[str, int]:
         """Node of the attempt that runs -> the last step that its ranks completed; -1: not known."""
-        return self._pace.steps
+        return self._pace.steps if self._pace.attempt == self.state.run.attempt else {}

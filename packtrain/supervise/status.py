@@ -30,7 +30,7 @@ WORDS = {
 
 def status(job: Job, term: int, desk: Desk) -> dict[str, Any]:
     run, nodes = desk.state.run, desk.state.nodes
-    steps = {name: step for name, step in desk.steps.items() if nodes[name].attempt == run.attempt}
+    steps = desk.steps
     return {
         "ok": True, "run": job.name, "term": term, "state": WORDS[run.stage], "stage": run.stage,
         "attempt": run.attempt, "step": max(run.attempt_step, min(steps.values(), default=-1), run.best_step),

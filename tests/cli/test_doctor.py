@@ -10,13 +10,14 @@ import pytest
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.mirrors import read_state, with_held, write_state
-from packtrain.cli import checkup
+from packtrain.cli import checkup, limits
 from packtrain.cli.checkup import FAIL, OK, UNKNOWN, WARN, Finding
 from packtrain.core.config import encode
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.stores import Folder
 from packtrain.core.units import GIB
 from packtrain.recipes.spec import RunSpec
+from packtrain.supervise.config import SuperviseConfig
 from tests.core.flips import Flipping, flip
 
 
@@ -148,3 +149,19 @@ def test_missing_extras_are_warnings() -> None:
         WARN, "extra train", "jax not found", "pip install 'packtrain[train]'"
     )
     assert checkup.extra("train", []).verdict == OK
+
+
+def test_the_ladder_of_limits_is_printed() -> None:
+    """Each ladder is one line from inner to outer, with the key of each limit and what it is for."""
+    lines = [finding.found for finding in limits.rendered(SuperviseConfig(node_silent_s=2.5))]
+    assert lines[0].startswith("2.5 s node_silent_s (") and " < 10 s node_lost_s (" in lines[0]
+    assert "60 s beat_overdue_s" in lines[1] and lines[1].index("beat_overdue_s") < lines[1].index("progress_s")
+
+
+def test_a_run_whose_limits_cannot_be_read_is_told(tmp_path: pathlib.Path) -> None:
+    """A spec with limits that are out of order is a FAIL with what to raise."""
+    (tmp_path / "spec").mkdir()
+    text = encode(RunSpec(recipe="first-light")).replace(b"node_silent_s = 3.0", b"node_silent_s = 30.0")
+    (tmp_path / "spec" / "0001.toml").write_bytes(text)
+    (finding,) = limits.limit_findings(LocalPlatform(), str(tmp_path))
+    assert finding.verdict == FAIL and "node_silent_s" in finding.found and "raise" in finding.fix

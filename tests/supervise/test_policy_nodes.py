@@ -221,6 +221,18 @@ def test_a_shared_cause_blames_nobody() -> None:
     assert "run.shared_cause" in [error.name for error in written(issued, ErrorSeen)] and owns(issued, Begin)
 
 
+def test_a_symptom_of_long_ago_is_shared_with_nobody() -> None:
+    """What other nodes showed more than a minute ago does not excuse the one that shows it now."""
+    play = Play(nodes=3).run()
+    for rank in (0, 1):
+        play.edge(f"n{rank}", m.RankSilent(attempt=1, rank=rank, seconds=3.0))
+        play.edge(f"n{rank}", m.RankHeard(attempt=1, rank=rank, step=6))
+    play.wait(70)
+    play.edge("n2", m.RankSilent(attempt=1, rank=2, seconds=10.0))
+    play.wait(2)
+    assert written(play.end_rest(), NodeSuspected)[0].node == "n2"
+
+
 def test_two_nodes_share_nothing() -> None:
     """In a small run a symptom that one node does not show is no shared cause."""
     play = Play(nodes=3).run()

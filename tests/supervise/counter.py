@@ -1,0 +1,39 @@
+"""A world with no framework in it: every rank counts until there is a file `enough` in the run folder; rank 0 keeps
+the count there."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from packtrain.core import contract
+from packtrain.core.contract import Place, Word
+from packtrain.core.platform import LocalPlatform
+
+STEP_S = 0.05
+
+
+def main() -> int:
+    place, platform = Place.from_env(os.environ), LocalPlatform()
+    beats = contract.Beats(place.socket, place.attempt, place.rank)
+    control = contract.Control(place.control, sigterm=True)
+    path = f"{place.run}/count"
+    count = int(platform.read(path)) if platform.exists(path) else 0
+    if not contract.wait_for_go(place, control, {"count": str(count)}):
+        return contract.EXIT_AGAIN
+    beats.enter("step", count)
+    while not platform.exists(f"{place.run}/enough"):
+        platform.sleep(STEP_S)
+        order = control.poll()
+        if order is not None and order.word in (Word.STOP, Word.DRAIN):
+            return contract.EXIT_AGAIN
+        count += 1
+        beats.step_done(count)
+        if place.rank == 0:
+            platform.write_replacing(path, b"%d" % count)
+    beats.close()
+    return contract.EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Runs of several nodes on this machine, with real coordinators, agents and workers that live on their own."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+
+from packtrain.core.errors import CoordinatorGone
+from packtrain.core.platform import LocalPlatform
+from packtrain.supervise import local
+from packtrain.supervise.config import SuperviseConfig
+from packtrain.supervise.console import ask
+from packtrain.supervise.job import Job
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent.parent
+PATIENCE_S = 60.0
+
+
+class Live:
+    """One, from its start to its end; whatever is left of it is killed."""
+
+    def __init__(self, folder: pathlib.Path, nodes: int, spares: int, **supervise: Any) -> None:
+        self.platform, self.folder = LocalPlatform(), folder
+        job = Job(
+            name=folder.name, run_folder=str(folder), version="test", nodes=nodes, spares=spares, carrier=(),
+            worker=(sys.executable, str(HERE / "counter.py")), env=dict(os.environ, PYTHONPATH=str(ROOT)),
+            supervise=SuperviseConfig(grace_s=20.0, **supervise),
+        )
+        self.keeper = local.start(self.platform, job, job.env)
+
+    @property
+    def home(self) -> str:
+        return self.keeper.live.coordinator
+
+    def status(self) -> dict[str, Any]:
+        with suppress(CoordinatorGone):
+            return ask(self.platform, self.home, "status")
+        return {}
+
+    def until(self, ready: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        """Its status, once it is as `ready` says."""
+        end_ns = self.platform.boot_ns() + round(PATIENCE_S * 1e9)
+        while not ready(status := self.status()):
+            assert self.platform.boot_ns() < end_ns, f"{status}\n{self.logs()}"
+            self.platform.sleep(0.05)
+        return status
+
+    def step(self, attempt: int, step: int) -> dict[str, Any]:
+        """Once every node of this attempt has completed that step."""
+
+        def reached(status: dict[str, Any]) -> bool:
+            steps = [node["step"] for node in status.get("nodes", []) if node["ranks"]]
+            return status.get("attempt") == attempt and min(steps, default=-1) >= step
+
+        return self.until(reached)
+
+    def finish(self, enough: bool = True) -> local.Finish:
+        """How it ended. `enough`: it is told to."""
+        if enough:
+            (self.folder / "enough").touch()
+        end_ns = self.platform.boot_ns() + round(PATIENCE_S * 1e9)
+        while (finish := local.finish_of(self.platform, self.keeper.live)) is None:
+            assert self.platform.boot_ns() < end_ns, f"{self.status()}\n{self.logs()}"
+            self.platform.sleep(0.05)
+        return finish
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text()[-2000:] for path in pathlib.Path(self.keeper.live.base).glob("*/log"))
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """Those of this run with `word` in their command line."""
+        mine = (str(self.folder), self.keeper.live.base)
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                told = " ".join([*process.cmdline(), process.environ().get("PACKTRAIN_RUN", "")])
+                found += [process] if word in told and any(one in told for one in mine) else []
+        return found
+
+    def workers(self) -> dict[int, int]:
+        """Rank -> pid."""
+        found = {}
+        for one in self.processes("counter.py"):
+            with suppress(psutil.Error):
+                found[int(one.environ()["RANK"])] = one.pid
+        return found
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for word in ("coordinator", "agent", "counter.py"):
+            for process in self.processes(f"supervise.{word}" if word != "counter.py" else word):
+                with suppress(psutil.Error):
+                    process.kill()
+        local.clean(self.platform, self.keeper.live)
+
+
+@contextmanager
+def live(folder: pathlib.Path, nodes: int = 2, spares: int = 0, **supervise: Any) -> Iterator[Live]:
+    folder.mkdir(exist_ok=True)
+    one = Live(folder, nodes, spares, **supervise)
+    try:
+        yield one
+    finally:
+        one.close()

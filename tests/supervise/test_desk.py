@@ -1,0 +1,88 @@
+"""The desk: nothing leaves before it is in the log, and what agents say while that is away is not lost."""
+
+from __future__ import annotations
+
+import msgspec
+
+from packtrain.core.units import NS
+from packtrain.supervise import messages as m
+from packtrain.supervise.desk import Desk
+from packtrain.supervise.events import Asked, Opened, Setup
+from packtrain.supervise.state import State
+from tests.supervise.played import CONFIG, Play
+from tests.supervise.simulated import MemoryLog
+
+
+def desk(log: MemoryLog, state: State | None = None, term: int = 1) -> Desk:
+    one = Desk(state or State(), term, log, 0)
+    one.happened(Opened(term=term, setup=Setup(nodes=1, supervise=CONFIG)))
+    return one
+
+
+def hello(term: int = 0) -> m.Hello:
+    return m.Hello(node="n0", agent="a", boot_id="b", term=term, attempt=0, version="t")
+
+
+def kinds(one: Desk, ns: int) -> list[str]:
+    return [type(message).__name__ for _, message in one.due(ns)]
+
+
+def test_nothing_leaves_while_the_log_is_away() -> None:
+    """A node that says Hello is not welcomed, and no action is there to do, until the log can be written; then all
+    that happened meanwhile is decided, once."""
+    log = MemoryLog()
+    log.broken = True
+    one = desk(log)
+    for second in range(1, 4):
+        one.hear(second * NS, hello())
+        one.look(second * NS, 0.0)
+        assert one.trouble is not None and not kinds(one, second * NS) and not one.own()
+    one.happened(Asked(ns=3 * NS, op="pause"))
+    log.broken = False
+    one.hear(4 * NS, hello())
+    one.look(4 * NS, 0.0)
+    assert one.trouble is None and kinds(one, 4 * NS) == ["Welcome"] and len(one.own()) == 1
+    assert one.state.run.paused and log.replay() == one.state
+
+
+def test_an_edge_is_acknowledged_when_it_is_in_the_log() -> None:
+    """What was taken while the log is away is acknowledged only once it is written, and consumed once."""
+    log = MemoryLog()
+    one = desk(log)
+    one.hear(NS, hello())
+    one.look(NS, 0.0)
+    one.due(NS)
+    log.broken = True
+    edge = m.Edge(node="n0", agent="a", seq=1, ns=0, event=m.CarrierUp(attempt=0, address="h:1"))
+    for second in (2, 3):
+        one.hear(second * NS, edge)
+        one.look(second * NS, 0.0)
+        said = [message for _, message in one.due(second * NS) if isinstance(message, m.Acknowledge)]
+        assert all(message.seq == 0 for message in said)
+    log.broken = False
+    one.look(4 * NS, 0.0)
+    assert [message.seq for _, message in one.due(4 * NS) if isinstance(message, m.Acknowledge)] == [1]
+    assert one.state.nodes["n0"].seq == 1
+
+
+def test_a_node_that_was_lost_before_is_heard_again() -> None:
+    """The next coordinator knows from the log who is lost, and notices when such a node speaks."""
+    play = Play(nodes=1, supervise=CONFIG)
+    state = play.state
+    lost = msgspec.structs.replace(state.nodes["n0"], here=False, silent_ns=1)
+    one = desk(MemoryLog(), msgspec.structs.replace(state, nodes={"n0": lost}), term=2)
+    one.hear(NS, m.Pulse(node="n0", agent="a", attempt=0, step=-1))
+    one.look(NS, 0.0)
+    assert one.state.nodes["n0"].here and not one.state.nodes["n0"].silent_ns
+
+
+def test_a_higher_term_is_noticed() -> None:
+    """An agent that has seen a higher term says so in its Hello or its answer; one that has seen this or a lower one
+    does not matter."""
+    for message, outdated in (
+        (hello(1), False), (hello(3), True), (m.Outdated(node="n0", term=2), False),
+        (m.Outdated(node="n0", term=5), True),
+    ):
+        one = desk(MemoryLog(), term=2)
+        one.hear(NS, message)
+        assert one.outdated == outdated

@@ -1,0 +1,85 @@
+"""The policy of several nodes: what is heard twice, of another attempt, or from another coordinator's workers."""
+
+from __future__ import annotations
+
+from packtrain.core.errors import CheckpointDamaged
+from packtrain.supervise import messages as m
+from packtrain.supervise.events import Begin, Begun, CarrierWanted, FromNode, Opened
+from packtrain.supervise.state import RUNNING
+from tests.supervise.played import Play, actions, begin_of, owns
+
+
+def test_nothing_is_consumed_twice() -> None:
+    """An edge that is repeated, and an answer to an action that was answered, change nothing."""
+    play = Play(nodes=1)
+    begin = next(iter(play.state.pending))
+    play.begun()
+    assert not play.happened(Begun(id=begin, attempt=9, begin=20)) and play.attempt == 1
+    play.edge("n0", m.CarrierUp(attempt=1, address="h:1"))
+    before = play.state
+    again = FromNode(node="n0", agent="a", seq=play.state.nodes["n0"].seq, event=m.CarrierEnded(attempt=1, why="x"))
+    assert not play.happened(again) and play.state == before
+
+
+def test_what_is_told_of_another_attempt_is_passed_over() -> None:
+    """Edges of an attempt that is over change nothing in the one that runs."""
+    play = Play(nodes=1).run()
+    play.fail()
+    play.run()
+    play.edge("n0", m.RankSilent(attempt=1, rank=0, seconds=10.0))
+    play.edge("n0", m.RankEnded(attempt=1, rank=0, status=-9))
+    assert play.state.run.stage == RUNNING and play.state.run.trouble is None
+
+
+def test_ids_of_two_terms_are_never_the_same() -> None:
+    """A coordinator that goes on from the same log under another term gives other ids to its actions."""
+    first, second = Play(nodes=1, join=False), Play(nodes=1, join=False)
+    second.happened(Opened(term=2, setup=second.setup))
+    assert not {one.id for one in first.join("n0")} & {one.id for one in second.join("n0")}
+
+
+def test_a_step_heard_of_at_the_end_counts() -> None:
+    """The last step that a rank's end tells is progress, though no rollup told of it."""
+    play = Play(nodes=1).run(step=5)
+    play.fail()
+    play.run(step=5)
+    play.end(0, 1, step=9)
+    play.end_rest()
+    assert (play.state.run.fruitless, play.state.run.best_step) == (0, 9)
+
+
+def test_a_rank_that_leaves_before_go_is_not_waited_for() -> None:
+    """Until GO the others wait for it: one that ends ends all at once."""
+    play = Play(nodes=2)
+    play.begun()
+    play.did_all()
+    assert actions(play.end(0, 75, CheckpointDamaged("crc")), m.EndWorkers)
+
+
+def test_trouble_ends_with_its_attempt() -> None:
+    """What ended one attempt is forgotten in the next."""
+    play = Play(nodes=2).run()
+    play.edge("n1", m.RankSilent(attempt=1, rank=1, seconds=10.0))
+    play.wait(2)
+    play.end_rest()
+    assert play.state.run.trouble is None
+    play.run(step=9)
+    assert "exit code 1" in begin_of(play.fail()).reason
+
+
+def test_workers_of_another_coordinator_are_put_away() -> None:
+    """An agent that is known and says it runs a later attempt than any here was told so by another coordinator."""
+    play = Play(nodes=2, join=False)
+    play.join("n0")
+    issued = play.join("n0", attempt=7)
+    assert [type(one.action).__name__ for one in issued] == ["EndWorkers", "EndAttempt"]
+    assert not owns(play.join("n1"), Begin)
+
+
+def test_retention_is_asked_of_one_carrier_at_a_time() -> None:
+    """A request goes to the node that publishes, while an attempt runs, and the next one only after its answer."""
+    play = Play(nodes=2).run()
+    assert [node for node, _ in actions(play.happened(CarrierWanted(request="{}")), m.AskCarrier)] == ["n0"]
+    assert not actions(play.happened(CarrierWanted(request="{}")), m.AskCarrier)
+    play.did_all()
+    assert actions(play.happened(CarrierWanted(request="{}")), m.AskCarrier)
