@@ -1,0 +1,54 @@
+"""A run that lives on its own, end to end: pieces of it are killed, and it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from packtrain.core.journal import read_folder
+from packtrain.core.records import AttemptEnded
+from tests.soak.lived import Lived
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+STEPS = 200
+OPTIONS = "--nodes", "1", "--spares", "1", "--procs-per-node", "2"
+Start = Callable[[], Lived]
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path, store: pathlib.Path) -> Iterator[Start]:
+    runs: list[Lived] = []
+
+    def started() -> Lived:
+        runs.append(Lived(tmp_path / str(len(runs)), store, STEPS, *OPTIONS))
+        return runs[-1]
+
+    yield started
+    for run in runs:
+        run.clear()
+
+
+def test_killed_pieces_leave_no_trace_in_the_bits(start: Start) -> None:
+    """A worker, the agent of the node that works and the coordinator are killed one after the other: two more attempts,
+    the second on the spare; none for the coordinator. The end is that of a run nobody touched, bit for bit, and nothing
+    is left of either outside its folder."""
+    quiet = start()
+    assert quiet.end() == 0, quiet.said()
+    run = start()
+    run.until_trained(1)
+    base = pathlib.Path(run.live.base)
+    run.processes("packtrain.train")[-1].send_signal(signal.SIGKILL)
+    run.until_trained(2)
+    run.working_agent().send_signal(signal.SIGKILL)
+    run.until_trained(3)
+    (coordinator,) = run.processes("packtrain.supervise.coordinator")
+    coordinator.send_signal(signal.SIGKILL)
+    assert run.end() == 0, run.said()
+    assert "another one is started, the workers go on" in (run.home / "watcher.log").read_text()
+    records = [entry.record for entry in read_folder(run.platform, str(run.run / "journal")).entries]
+    assert [one.exit_code for one in records if isinstance(one, AttemptEnded)] == [-9, -9, 0]
+    assert run.final() == quiet.final()
+    assert not base.exists()
