@@ -49,7 +49,7 @@ class Warm:
     def __init__(self, base: pathlib.Path, worker: tuple[str, ...], preload: str = "decimal", cwd: str = "") -> None:
         self.base = base
         job = Job(name="j", run_folder=str(base), worker=worker, carrier=(), version="1", preload=(preload,), cwd=cwd)
-        self.standbys = Standbys(job, str(base), ENV, PLATFORM, Processes())
+        self.standbys = Standbys(job, str(base), {**ENV, "OLD": "1"}, PLATFORM, Processes())
         self.log = base / "0.log"
 
     def ready(self) -> None:
@@ -68,6 +68,7 @@ class Warm:
 
 TELLS = (
     "import os, sys\nprint('decimal' in sys.modules, __name__, sys.argv[1:], os.environ['WHO'], os.getcwd())\n"
+    "print('OLD' in os.environ)\n"
     "print(sys.path[0], file=sys.stderr)\nprint(os.path.basename(__file__))\nsys.exit(int(sys.argv[1]))\n"
 )
 
@@ -81,7 +82,7 @@ def test_a_script_cannot_tell(base: pathlib.Path, flags: tuple[str, ...], first:
     process = warm.taken(WHO="rank 3")
     assert process.wait(20) == 7
     lines = warm.log.read_text().splitlines()
-    assert "True __main__ ['7'] rank 3 /tmp" in lines and "w.py" in lines
+    assert "True __main__ ['7'] rank 3 /tmp" in lines and "False" in lines and "w.py" in lines
     assert (str(base) in lines) == bool(first)
 
 
@@ -130,7 +131,7 @@ def test_one_that_cannot_import_is_tried_again_later(base: pathlib.Path) -> None
 
 
 def test_the_next_attempt_of_an_agent_takes_its_standby(base: pathlib.Path) -> None:
-    """The worker of attempt 2 was warm; told not to, a fresh one is started. None outlives its agent."""
+    """The worker of attempt 3 was warm; told not to, a fresh one is started. None outlives its agent."""
     (base / "w.py").write_text(
         "import os, sys, time\nfrom packtrain.core import contract\nplace = contract.Place.from_env(os.environ)\n"
         "beats = contract.Beats(place.socket, place.attempt, place.rank)\nbeats.enter('step', 0)\n"
@@ -143,13 +144,13 @@ def test_the_next_attempt_of_an_agent_takes_its_standby(base: pathlib.Path) -> N
 
     with scene(base, (PY, str(base / "w.py")), preload=("decimal",)) as one:
         one.joined()
-        for attempt, options in ((1, {"reuse_standby": False}), (2, {})):
+        for attempt, options in ((1, {}), (2, {"reuse_standby": False}), (3, {})):
             one.coordinator.ask(2 * attempt, go(attempt, **options))
             one.until(lambda n=attempt: any(e.attempt == n for e in one.coordinator.of(RankPhase)), "steps")
             one.until(lambda: any(name.startswith("standby-") for name in os.listdir(one.node_home)), "a standby")
             one.coordinator.ask(2 * attempt + 1, EndWorkers(attempt=attempt, reason=""))
             one.until(lambda n=attempt: any(e.attempt == n for e in one.coordinator.of(RankEnded)), "an end")
-        assert [(one.run / f"logs/000{n}/0.log").read_text().strip() for n in (1, 2)] == ["cold", "warm"]
+        assert [(one.run / f"logs/000{n}/0.log").read_text().strip() for n in (1, 2, 3)] == ["cold", "cold", "warm"]
         one.agents[0].kill()
         one.agents[0].wait(10)
         assert not psutil.wait_procs([psutil.Process(m.pid) for m in one.alive() if psutil.pid_exists(m.pid)], 10)[1]
