@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pathlib
 import signal
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from packtrain.core.platform import Process
+from packtrain.supervise import standby
 from packtrain.supervise.job import Job
 from packtrain.supervise.messages import EndWorkers, Launch, RankEnded, RankPhase
 from packtrain.supervise.processes import Processes
@@ -46,9 +48,15 @@ def test_what_a_standby_can_become(command: tuple[str, ...], argv: tuple[str, ..
 class Warm:
     """Standbys of one node, warmed up."""
 
-    def __init__(self, base: pathlib.Path, worker: tuple[str, ...], preload: str = "decimal", cwd: str = "") -> None:
+    def __init__(
+        self, base: pathlib.Path, worker: tuple[str, ...], preload: str = "decimal", cwd: str = "", **more: object
+    ) -> None:
         self.base = base
-        job = Job(name="j", run_folder=str(base), worker=worker, carrier=(), version="1", preload=(preload,), cwd=cwd)
+        job = Job(
+            name="j", run_folder=str(base), worker=worker, carrier=(), version="1", preload=(preload,), cwd=cwd,
+            **more,  # type: ignore[arg-type]
+        )
+        self.job = job
         self.standbys = Standbys(job, str(base), {**ENV, "OLD": "1"}, PLATFORM, Processes())
         self.log = base / "0.log"
 
@@ -95,6 +103,27 @@ def test_a_module_is_run_as_the_interpreter_runs_it(base: pathlib.Path) -> None:
     assert warm.taken().wait(20) == 1
     text = warm.log.read_text()
     assert "__main__ ['a'] mod" in text and "ValueError: planted" in text
+
+
+def test_a_program_of_anybody_has_its_own_interpreter(base: pathlib.Path) -> None:
+    """It is found as a shell finds it, and what a library reads at its import is there when it is imported."""
+    (base / "early.py").write_text("import os\nTHREADS = os.environ.get('OMP_NUM_THREADS')\n")
+    (base / "w.py").write_text("import early, sys\nprint(early.THREADS, sys.argv)\n")
+    path = {**ENV, "PATH": os.path.dirname(PY), "PYTHONPATH": str(base)}
+    warm = Warm(base, ("python", "w.py", "a"), preload="early", cwd=str(base), plain=True, procs=2, env=path)
+    warm.standbys = Standbys(warm.job, str(base), path, PLATFORM, Processes())
+    warm.ready()
+    assert warm.taken().wait(20) == 0
+    assert warm.log.read_text() == "1 ['w.py', 'a']\n"
+    warm.standbys.end()
+
+
+def test_a_standby_needs_nothing_of_ours() -> None:
+    """The interpreter of a program may have none of our dependencies, and no packtrain."""
+    tree = ast.parse(pathlib.Path(standby.__file__).read_text())
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in found} <= sys.stdlib_module_names
 
 
 def test_one_that_is_not_ready_or_stuck_is_no_loss(base: pathlib.Path) -> None:
