@@ -3,10 +3,10 @@
     PYTHON -c START standby.py --socket PATH MODULE ...
 
 Standard library only and started by path (warm.START): PYTHON is the one that the worker is for, and may lack all of
-ours. It imports, touches no device, then listens on a unix socket in its agent's home: that the socket is there says that it
-is ready. One line of JSON (`Work`) later it is the worker: same process, the worker's log, environment and arguments.
-A program that reads its environment while a module is imported sees that of the job, not of its rank, in modules which
-were imported here.
+ours. It imports, touches no device, then listens on a unix socket in its agent's home: that the socket is there says
+that it is ready. One line of JSON (`Work`) later it is the worker: same process, the worker's log, environment and
+arguments. A program that reads its environment while a module is imported sees that of the job, not of its rank, in
+modules which were imported here.
 """
 
 from __future__ import annotations
