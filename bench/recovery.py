@@ -9,6 +9,9 @@ take turns, each alone on the machine. torchft has a script of its own (bench/re
 replica goes on, and what is timed is its next step but one (the one under way may still end). Our trainer is as small
 as one can be (`packtrain train --nodes 2`), and its steps are those of its journal.
 
+`--preload torch` leaves out what torch itself imports at the first use of DDP or an optimizer, torch._dynamo: another
+contender has that, too. A standby is waited for before the fault (a program without beats has settled after 60 s).
+
 SIGSTOP is given once to each launcher, and waited for `STOP_BOUND_S` at most: torchrun looks at exits alone, and a rank
 that is stopped does not exit; the others wait in a collective for as long as its timeout (gloo: 30 minutes).
 Goal: kill at half of the best other, stretch a third; our trainer under 2 s.
@@ -222,6 +225,11 @@ def launchers() -> list[Contender]:
         Contender(
             "packtrain run --preload torch", ours("--preload", "torch", script=DDP, peer=peer), steps_of_ddp,
             no_standby, standbys=2,
+        ),
+        Contender(
+            "the same and torch._dynamo",
+            ours("--preload", "torch", "--preload", "torch._dynamo", script=DDP, peer=peer), steps_of_ddp, no_standby,
+            standbys=2,
         ),
         Contender("packtrain run, with beats", ours(script=beats, peer=peer), steps_of_ddp, no_peer),
         Contender(
