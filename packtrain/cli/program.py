@@ -20,6 +20,7 @@ from packtrain.monitor.report import counted, gather
 from packtrain.recipes.program import KIND, ProgramSpec
 from packtrain.supervise.job import Job
 from packtrain.supervise.local import Live
+from packtrain.supervise.warm import argv_for
 
 SECTION = "supervise."
 INTERPRETERS = ("python", "python3", "bash", "sh")
@@ -27,9 +28,10 @@ INTERPRETERS = ("python", "python3", "bash", "sh")
 
 
 def resolve(
-    command: Sequence[str], nodes: int, procs: int, spares: int, overrides: Sequence[str]
+    command: Sequence[str], nodes: int, procs: int, spares: int, preload: Sequence[str], overrides: Sequence[str]
 ) -> ProgramSpec:
-    """Raises UsageError for a command that is not there or a key of another section; UnknownKey, BadValue."""
+    """Raises UsageError for a command that is not there or cannot be preloaded for, or a key of another section;
+    UnknownKey, BadValue."""
     if shutil.which(command[0]) is None:
         raise UsageError(
             f"there is no command {command[0]!r}", where="packtrain run -- CMD",
@@ -41,11 +43,22 @@ def resolve(
                 f"{override.partition('=')[0]} cannot be set", where=f"--set {override}",
                 fix=f"a program has the section `supervise` only, as in {SECTION}progress_s=300",
             )
+    if preload and warm_argv(command) is None:
+        raise UsageError(
+            f"nothing can be preloaded for {shlex.join(command)[:200]}", where="--preload",
+            fix="the command must be `python SCRIPT ...` or `python -m MODULE ...`, without options but -P and -u",
+        )
     spec = ProgramSpec(
         command=tuple(command), folder=os.getcwd(), nodes=nodes, procs_per_node=procs, spares=spares,
-        overrides=tuple(overrides),
+        preload=tuple(preload), overrides=tuple(overrides),
     )
     return config.override(spec, list(overrides))
+
+
+def warm_argv(command: Sequence[str]) -> tuple[str, ...] | None:
+    """What a standby would become; None: it cannot become this command."""
+    job = Job(name="", run_folder="", worker=tuple(command), carrier=(), version="", env=dict(os.environ), plain=True)
+    return argv_for(job)[1]
 
 
 def default_name(command: Sequence[str]) -> str:
@@ -92,7 +105,7 @@ def _asked(spec: ProgramSpec) -> dict[str, str]:
     return {
         "command": shlex.join(spec.command), "folder": spec.folder, "--nodes": str(spec.nodes),
         "--procs-per-node": str(spec.procs_per_node), "--spares": str(spec.spares),
-        "--set": " ".join(spec.overrides) or "nothing",
+        "--preload": " ".join(spec.preload) or "nothing", "--set": " ".join(spec.overrides) or "nothing",
     }
 
 
@@ -100,6 +113,7 @@ def command_line(spec: ProgramSpec, name: str) -> str:
     """The command that made a run, as a person would type it again."""
     counts = ("--nodes", spec.nodes, 1), ("--procs-per-node", spec.procs_per_node, 1), ("--spares", spec.spares, 0)
     options = [part for key, value, usual in counts if value != usual for part in (key, str(value))]
+    options += [part for module in spec.preload for part in ("--preload", module)]
     options += [part for override in spec.overrides for part in ("--set", override)]
     there = f"cd {shlex.quote(spec.folder)} && " if spec.folder != os.getcwd() else ""
     return there + shlex.join(["packtrain", "run", "--run", name, *options, "--", *spec.command])
@@ -130,6 +144,7 @@ def job_of(name: str, folder: str, spec: ProgramSpec) -> Job:
     return Job(
         name=name, run_folder=folder, worker=spec.command, carrier=(), env=env, cwd=spec.folder, version=version(),
         supervise=spec.supervise, nodes=spec.nodes, procs=spec.procs_per_node, spares=spec.spares, plain=True,
+        preload=spec.preload,
     )
 
 

@@ -19,6 +19,9 @@ def run(
         str | None, typer.Option("--run", metavar="NAME", help="Create or resume this run (default: after CMD).")
     ] = None,
     new: Annotated[bool, typer.Option("--new", help="Start another run: NAME-2, NAME-3, ...")] = False,
+    preload: Annotated[
+        list[str] | None, typer.Option("--preload", metavar="MODULE", help="Keep processes warm that have imported it.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in supervise.progress_s=300.")
     ] = None,
@@ -32,5 +35,5 @@ def run(
     """
     from packtrain.cli import program
 
-    wanted = program.resolve(command, nodes, procs, spares, overrides or [])
+    wanted = program.resolve(command, nodes, procs, spares, preload or [], overrides or [])
     return program.start(name, new, wanted)

@@ -21,6 +21,8 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     nodes: int = 1
     procs_per_node: int = 1
     spares: int = 0
+    preload: tuple[str, ...] = ()
+    """Modules that are imported before they are needed, in processes that wait."""
     overrides: tuple[str, ...] = ()
     """`supervise.key=value` as given on the command line."""
     supervise: SuperviseConfig = SuperviseConfig()

@@ -39,7 +39,7 @@ from packtrain.supervise.ranks import Rank
 from packtrain.supervise.sockets import remove_socket
 from packtrain.supervise.warm import Standbys
 
-SETTLED_NS = 120 * NS
+SETTLED_NS = 60 * NS
 """A program that says no step has begun by then."""
 CARRIER_LIVED_NS = 60 * NS
 PAUSE_S_MAX = 30

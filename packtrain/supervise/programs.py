@@ -53,7 +53,7 @@ def inherited(env: Mapping[str, str]) -> dict[str, str]:
 
 def seat_env(seat: Seat, env: Mapping[str, str]) -> dict[str, str]:
     """Names and values beyond `contract.worker_env`. `env`: what the person set, which stands where it is a choice."""
-    return {**_torch(seat), **_jax(seat), **_mpi(seat), **_threads(seat, env)}
+    return {**_torch(seat), **_jax(seat), **_mpi(seat), **threads(seat.local_world_size, env)}
 
 
 def _torch(seat: Seat) -> dict[str, str]:
@@ -82,9 +82,10 @@ def _mpi(seat: Seat) -> dict[str, str]:
     }
 
 
-def _threads(seat: Seat, env: Mapping[str, str]) -> dict[str, str]:
-    """As torchrun: several processes of a node do not each start a thread for every core."""
+def threads(procs: int, env: Mapping[str, str]) -> dict[str, str]:
+    """As torchrun: several processes of a node do not each start a thread for every core. Libraries read it when they
+    are imported, so a standby needs it, too."""
     chosen = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    if seat.local_world_size > 1:
+    if procs > 1:
         chosen["OMP_NUM_THREADS"] = "1"
     return {name: env.get(name, value) for name, value in chosen.items()}

@@ -1,26 +1,25 @@
 """A warm process: the interpreter has started and the slow imports are done; told what to be, it becomes that in place.
 
-    python -P -m packtrain.supervise.standby --socket PATH MODULE ...
+    PYTHON -c START standby.py --socket PATH MODULE ...
 
-It imports, touches no device, then listens on a unix socket in its agent's home: that the socket is there says that it
-is ready. One line of JSON (`Work`) later it is the worker: same process, the worker's log, environment and arguments.
-A program that reads its environment while a module is imported sees that of the job, not of its rank, in modules which
-were imported here.
+Standard library only and started by path (warm.START): PYTHON is the one that the worker is for, and may lack all of
+ours. It imports, touches no device, then listens on a unix socket in its agent's home: that the socket is there says
+that it is ready. One line of JSON (`Work`) later it is the worker: same process, the worker's log, environment and
+arguments. A program that reads its environment while a module is imported sees that of the job, not of its rank, in
+modules which were imported here.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import runpy
 import socket
 import sys
 from collections.abc import Sequence
-
-import msgspec
-
-from packtrain.core.platform import LocalPlatform
+from typing import Any, NamedTuple
 
 LINE_BYTES_MAX = 4 << 20
 TAKEN = b"taken\n"
@@ -28,13 +27,13 @@ HARMLESS = ("-P", "-u")
 """Options of an interpreter that can be made up for after it has started."""
 
 
-class Work(msgspec.Struct, frozen=True):
+class Work(NamedTuple):
     """What to become: what follows the interpreter in a command, and where."""
 
-    argv: tuple[str, ...]
+    argv: list[str]
     env: dict[str, str]
     log_path: str
-    cwd: str = ""
+    cwd: str
 
 
 def argv_of(command: Sequence[str], interpreter: str) -> tuple[str, ...] | None:
@@ -104,9 +103,17 @@ def _read(connection: socket.socket) -> Work | None:
             if not more:
                 return None
             data += more
-        return msgspec.json.decode(data, type=Work)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return _work(json.loads(data))
+    except (OSError, ValueError, RecursionError):
         return None
+
+
+def _work(found: Any) -> Work | None:
+    if not isinstance(found, dict) or set(found) != set(Work._fields):
+        return None
+    work = Work(**found)
+    texts = [*work.argv, work.log_path, work.cwd, *work.env, *work.env.values()]
+    return work if work.argv and all(isinstance(text, str) for text in texts) else None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -116,7 +123,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     for module in args.modules:
         importlib.import_module(module)
-    with LocalPlatform().stream_listener(args.socket) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"{args.socket}.new")
+        listener.listen()
+        os.rename(f"{args.socket}.new", args.socket)
         work = _told(listener)
     become(work)
 

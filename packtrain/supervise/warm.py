@@ -5,25 +5,45 @@ A standby that is not ready, or does not take its work at once, is no loss: the 
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from packtrain.core.platform import Platform, Process
 from packtrain.core.units import NS
+from packtrain.supervise import programs, standby
 from packtrain.supervise.job import Job
 from packtrain.supervise.processes import Processes
 from packtrain.supervise.sockets import remove_socket
 from packtrain.supervise.standby import TAKEN, Work, argv_of
 
-STANDBY = ("-P", "-m", "packtrain.supervise.standby")
+START = "import sys; sys.path[0] or sys.path.pop(0); import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+"""Runs a file without its folder, or this one, among those in which modules are found: a name in there may be that of
+a module of Python itself."""
+PYTHON = re.compile(r"python[0-9.]*")
 TAKE_S = 0.2
 """How long one may need to answer: it does nothing but wait."""
 KILL_S = 0.5
 AGAIN_NS, AGAIN_NS_MAX = 10 * NS, 600 * NS
 """Pause before another one, where they end by themselves."""
+
+
+def python_of(job: Job) -> str:
+    """The interpreter that a standby has to be of; empty: there is none for this command."""
+    first = job.worker[0] if job.worker else ""
+    if not job.plain or first == sys.executable:
+        return first if first == sys.executable else ""
+    return shutil.which(first, path=job.env.get("PATH")) or "" if PYTHON.fullmatch(os.path.basename(first)) else ""
+
+
+def argv_for(job: Job) -> tuple[str, tuple[str, ...] | None]:
+    """(that interpreter, what follows it in the command); None: a standby cannot become this."""
+    python = python_of(job)
+    return python, argv_of((python, *job.worker[1:]), python) if python else None
 
 
 @dataclass
@@ -38,8 +58,9 @@ class Standbys:
     def __init__(
         self, job: Job, home: str, env: Mapping[str, str], platform: Platform, processes: Processes
     ) -> None:
-        self._job, self._home, self._env, self._platform, self._processes = job, home, env, platform, processes
-        self._argv = argv_of(job.worker, sys.executable)
+        self._job, self._home, self._platform, self._processes = job, home, platform, processes
+        self._env = {**env, **programs.threads(job.procs, env)} if job.plain else env
+        self._python, self._argv = argv_for(job)
         self._warm: list[_Standby] = []
         self._made = 0
         self._again_ns = 0
@@ -67,16 +88,16 @@ class Standbys:
         self._made += 1
         path = f"{self._home}/standby-{self._made}"
         remove_socket(self._platform, path)
-        command = (sys.executable, *STANDBY, "--socket", path, *self._job.preload)
+        command = (self._python, "-c", START, os.path.abspath(standby.__file__), "--socket", path, *self._job.preload)
         return _Standby(self._platform.spawn(command, self._env, log_path=f"{self._home}/standby.log"), path)
 
     def take(self, env: Mapping[str, str], log_path: str) -> Process | None:
         """One that has become the worker; None: start it as ever."""
         if self._argv is None:
             return None
-        work = Work(argv=self._argv, env=dict(env), log_path=log_path, cwd=self._job.cwd)
+        work = Work(list(self._argv), dict(env), log_path, self._job.cwd)
         for one in list(self._warm):
-            taken = self._told(one, msgspec.json.encode(work) + b"\n")
+            taken = self._told(one, json.dumps(work._asdict()).encode() + b"\n")
             if taken is None:
                 continue
             self._warm.remove(one)

@@ -16,8 +16,11 @@ from packtrain.recipes.program import ProgramSpec
 from tests.cli.home import said
 
 
-def spec(*overrides: str, command: tuple[str, ...] = (sys.executable, "x.py"), nodes: int = 1) -> ProgramSpec:
-    return program.resolve(command, nodes, 2, 1, overrides)
+def spec(
+    *overrides: str, command: tuple[str, ...] = (sys.executable, "x.py"), nodes: int = 1,
+    preload: tuple[str, ...] = (),
+) -> ProgramSpec:
+    return program.resolve(command, nodes, 2, 1, preload, overrides)
 
 
 def recorded(folder: pathlib.Path, data: bytes) -> None:
@@ -68,6 +71,8 @@ def test_runs_are_named_after_their_program(command: tuple[str, ...], name: str)
     (["--", "no-such-command"], "there is no command 'no-such-command'"),
     (["--set", "model.layers=2", "--", "true"], "model.layers cannot be set"),
     (["--nodes", "0", "--", "true"], "--nodes"),
+    (["--preload", "decimal", "--", "true"], "nothing can be preloaded for true"),
+    (["--preload", "decimal", "--", "python", "-c", "pass"], "nothing can be preloaded for python -c pass"),
     ([], "CMD"),
     (["--run", "../x", "--", "true"], "cannot be the name of a run"),
 ])

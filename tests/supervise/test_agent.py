@@ -374,7 +374,7 @@ def test_standbys_are_started_when_nothing_waits_for_the_processor() -> None:
     node = Node(job, programs={sys.executable: stubborn})
 
     def warm() -> int:
-        return sum("packtrain.supervise.standby" in child.argv for child in node.platform.children)
+        return sum("--socket" in child.argv[1:] and child.argv[1] == "-c" for child in node.platform.children)
 
     node.join()
     node.do(launch())

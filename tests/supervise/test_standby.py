@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pathlib
 import signal
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from packtrain.core.platform import Process
+from packtrain.supervise import standby
 from packtrain.supervise.job import Job
 from packtrain.supervise.messages import EndWorkers, Launch, RankEnded, RankPhase
 from packtrain.supervise.processes import Processes
@@ -46,10 +48,16 @@ def test_what_a_standby_can_become(command: tuple[str, ...], argv: tuple[str, ..
 class Warm:
     """Standbys of one node, warmed up."""
 
-    def __init__(self, base: pathlib.Path, worker: tuple[str, ...], preload: str = "decimal", cwd: str = "") -> None:
+    def __init__(
+        self, base: pathlib.Path, worker: tuple[str, ...], preload: str = "decimal", cwd: str = "", **more: object
+    ) -> None:
         self.base = base
-        job = Job(name="j", run_folder=str(base), worker=worker, carrier=(), version="1", preload=(preload,), cwd=cwd)
-        self.standbys = Standbys(job, str(base), ENV, PLATFORM, Processes())
+        job = Job(
+            name="j", run_folder=str(base), worker=worker, carrier=(), version="1", preload=(preload,), cwd=cwd,
+            **more,  # type: ignore[arg-type]
+        )
+        self.job = job
+        self.standbys = Standbys(job, str(base), {**ENV, "OLD": "1"}, PLATFORM, Processes())
         self.log = base / "0.log"
 
     def ready(self) -> None:
@@ -68,6 +76,7 @@ class Warm:
 
 TELLS = (
     "import os, sys\nprint('decimal' in sys.modules, __name__, sys.argv[1:], os.environ['WHO'], os.getcwd())\n"
+    "print('OLD' in os.environ)\n"
     "print(sys.path[0], file=sys.stderr)\nprint(os.path.basename(__file__))\nsys.exit(int(sys.argv[1]))\n"
 )
 
@@ -81,7 +90,7 @@ def test_a_script_cannot_tell(base: pathlib.Path, flags: tuple[str, ...], first:
     process = warm.taken(WHO="rank 3")
     assert process.wait(20) == 7
     lines = warm.log.read_text().splitlines()
-    assert "True __main__ ['7'] rank 3 /tmp" in lines and "w.py" in lines
+    assert "True __main__ ['7'] rank 3 /tmp" in lines and "False" in lines and "w.py" in lines
     assert (str(base) in lines) == bool(first)
 
 
@@ -94,6 +103,27 @@ def test_a_module_is_run_as_the_interpreter_runs_it(base: pathlib.Path) -> None:
     assert warm.taken().wait(20) == 1
     text = warm.log.read_text()
     assert "__main__ ['a'] mod" in text and "ValueError: planted" in text
+
+
+def test_a_program_of_anybody_has_its_own_interpreter(base: pathlib.Path) -> None:
+    """It is found as a shell finds it, and what a library reads at its import is there when it is imported."""
+    (base / "early.py").write_text("import os\nTHREADS = os.environ.get('OMP_NUM_THREADS')\n")
+    (base / "w.py").write_text("import early, sys\nprint(early.THREADS, sys.argv)\n")
+    path = {**ENV, "PATH": os.path.dirname(PY), "PYTHONPATH": str(base)}
+    warm = Warm(base, ("python", "w.py", "a"), preload="early", cwd=str(base), plain=True, procs=2, env=path)
+    warm.standbys = Standbys(warm.job, str(base), path, PLATFORM, Processes())
+    warm.ready()
+    assert warm.taken().wait(20) == 0
+    assert warm.log.read_text() == "1 ['w.py', 'a']\n"
+    warm.standbys.end()
+
+
+def test_a_standby_needs_nothing_of_ours() -> None:
+    """The interpreter of a program may have none of our dependencies, and no packtrain."""
+    tree = ast.parse(pathlib.Path(standby.__file__).read_text())
+    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in found} <= sys.stdlib_module_names
 
 
 def test_one_that_is_not_ready_or_stuck_is_no_loss(base: pathlib.Path) -> None:
@@ -130,7 +160,7 @@ def test_one_that_cannot_import_is_tried_again_later(base: pathlib.Path) -> None
 
 
 def test_the_next_attempt_of_an_agent_takes_its_standby(base: pathlib.Path) -> None:
-    """The worker of attempt 2 was warm; told not to, a fresh one is started. None outlives its agent."""
+    """The worker of attempt 3 was warm; told not to, a fresh one is started. None outlives its agent."""
     (base / "w.py").write_text(
         "import os, sys, time\nfrom packtrain.core import contract\nplace = contract.Place.from_env(os.environ)\n"
         "beats = contract.Beats(place.socket, place.attempt, place.rank)\nbeats.enter('step', 0)\n"
@@ -143,13 +173,13 @@ def test_the_next_attempt_of_an_agent_takes_its_standby(base: pathlib.Path) -> N
 
     with scene(base, (PY, str(base / "w.py")), preload=("decimal",)) as one:
         one.joined()
-        for attempt, options in ((1, {"reuse_standby": False}), (2, {})):
+        for attempt, options in ((1, {}), (2, {"reuse_standby": False}), (3, {})):
             one.coordinator.ask(2 * attempt, go(attempt, **options))
             one.until(lambda n=attempt: any(e.attempt == n for e in one.coordinator.of(RankPhase)), "steps")
             one.until(lambda: any(name.startswith("standby-") for name in os.listdir(one.node_home)), "a standby")
             one.coordinator.ask(2 * attempt + 1, EndWorkers(attempt=attempt, reason=""))
             one.until(lambda n=attempt: any(e.attempt == n for e in one.coordinator.of(RankEnded)), "an end")
-        assert [(one.run / f"logs/000{n}/0.log").read_text().strip() for n in (1, 2)] == ["cold", "warm"]
+        assert [(one.run / f"logs/000{n}/0.log").read_text().strip() for n in (1, 2, 3)] == ["cold", "cold", "warm"]
         one.agents[0].kill()
         one.agents[0].wait(10)
         assert not psutil.wait_procs([psutil.Process(m.pid) for m in one.alive() if psutil.pid_exists(m.pid)], 10)[1]
