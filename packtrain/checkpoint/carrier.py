@@ -1,32 +1,13 @@
 """The process that carries saves away: `python -m packtrain.checkpoint.carrier --run RUN --socket PATH --begin N
 --checkpoint JSON`.
 
-One per attempt (later: per node), a sibling of the workers. One thread turns a selector loop over a unix stream; each
-save is written and published by a thread of its own (publish.py), one save after the other, because steps are published
-in order. Nothing a client sends, and no save that fails, ends this process; it ends by a signal, or with its parent.
+One per attempt and node, a sibling of the workers. One thread turns a selector loop over a unix stream (clients.py);
+each save is written and published by a thread of its own (publish.py), one save after the other, because steps are
+published in order. Nothing a client sends, and no save that fails, ends this process; it ends by a signal, or with its
+parent.
 
-The wire: lines of JSON, both ways. A client sends
-
-    {"op":"offer","id":7,"attempt":3,"step":1200,"writer":"r00000","buffer":"/dev/shm/.../r00000.a0003.0.g0",
-     "bytes":4096,"deadline_s":300.0,"tensors":[TensorSpec...],"boxes":[PlacedBox...],
-     "data_index":1200,"plan_hash":"..","seed":0,"code_hash":"..","meta":{}}      types: checkpoint/format.py
-    {"op":"retain","id":8,"grace_s":3600.0,"actions":[{"action":"purge","folder":"step-...","reason":"..."}...]}
-    {"op":"stand","id":9}
-
-and is answered at once, then, but for `stand`, once more when it is over:
-
-    {"re":"accepted","id":7}    or    {"re":"busy","id":7}            busy: nothing was taken, offer it again later
-    {"re":"outcome","id":7,"ok":true,"step":1200,"commit":41,"bytes":4096,"write_s":0.8}
-    {"re":"outcome","id":7,"ok":false,"step":1200,"stop":false,"error":{"name":..,"what":..,"where":..,"fix":..}}
-    {"re":"outcome","id":8,"ok":true,"done":[{"action":..,"folder":..,"reason":..,"error":null}...]}
-    {"re":"stands","id":9,"saves":1,"hung":[{"path":"/run","threads":1,"s":71.5}...],"quarantine":["/scratch/run"...]}
-
-`stands`: saves under way, homes in which threads of this process hang and for how long, homes it leaves alone because
-threads of the carrier before it hung there (`--quarantine PATH`) and that have not answered yet (homes.py).
-
-`stop` true: a newer attempt began, or a later step is published; this worker is over. A line that is no such message
-closes its connection. What a client had accepted goes on when it leaves, and a client that offers the same buffer for
-the same step again (it lost its connection) gets the outcome of the save under way.
+Of a run over several nodes (`--peers FILE`) the carrier on the node that `begin` names publishes; the others report to
+it (far.py) what their own workers offer, and write those parts where it tells them to (joint.py).
 On SIGUSR1 what is due on the mirrors some time is due now: the run is done.
 On SIGTERM nothing more is taken and what was taken whole is finished; a second one ends at once.
 """
@@ -42,21 +23,23 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from packtrain.checkpoint.clients import Client, Offer, Retain, Stand, accept_offer, decode, failure, success
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import DEADLINE_S_MAX, CheckpointConfig
-from packtrain.checkpoint.format import PlacedBox, TensorSpec
+from packtrain.checkpoint.far import CONFIRM_S, PATIENCE_S, Far, part_of
 from packtrain.checkpoint.homes import HUNG_MAX, Homes, Hung
+from packtrain.checkpoint.joint import Order, Report, Source, again_s, heard, offered, order
 from packtrain.checkpoint.mirroring import Mirroring
-from packtrain.checkpoint.publish import Gate, Part, Save, carry
+from packtrain.checkpoint.neighbours import Ends, FarParts, Neighbours, asking, in_loop, other_attempt, require_ours
+from packtrain.checkpoint.open_save import OpenSave
+from packtrain.checkpoint.publish import Others, Save, carry
 from packtrain.checkpoint.purge import execute
-from packtrain.checkpoint.retention import Action
 from packtrain.checkpoint.where import fall_back_home, require_outside
-from packtrain.core.errors import CommitStale, CommitUnknown, PacktrainError, SaveFailed
+from packtrain.core.errors import CommitUnknown, PacktrainError, PeerLost, SaveFailed
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.records import ErrorSeen
@@ -64,99 +47,8 @@ from packtrain.core.units import NS
 
 OPEN_SAVES_MAX = 2
 """One being written, one waiting: as many as a worker has buffers."""
-LINE_BYTES_MAX = 64 << 20
-UNSENT_BYTES_MAX = 1 << 20
 HANG_S = 0.5
 """After its deadline a save's own thread has this long to say what held it, before the loop gives it up as hung."""
-CONFIRM_S = 30.0
-"""A save that passed its gate in time may still wait this long for the log."""
-
-
-class Offer(msgspec.Struct, frozen=True, tag_field="op", tag="offer"):
-    id: int
-    attempt: int
-    step: int
-    writer: str
-    buffer: str
-    bytes: int
-    deadline_s: float
-    tensors: tuple[TensorSpec, ...]
-    boxes: tuple[PlacedBox, ...]
-    data_index: int = 0
-    plan_hash: str = ""
-    seed: int = 0
-    code_hash: str = ""
-    meta: dict[str, Any] = {}
-
-
-class Retain(msgspec.Struct, frozen=True, tag_field="op", tag="retain"):
-    id: int
-    actions: tuple[Action, ...]
-    grace_s: float
-
-
-class Stand(msgspec.Struct, frozen=True, tag_field="op", tag="stand"):
-    id: int
-
-
-_decode = msgspec.json.Decoder(Offer | Retain | Stand).decode
-_encode = msgspec.json.Encoder().encode
-
-
-class _Client:
-    """One connection: lines in, lines out, neither without bound."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.open = True
-        self._received = bytearray()
-        self._unsent = bytearray()
-
-    def receive(self) -> list[bytes]:
-        """Whole lines that arrived; closes on end of stream, on errors, and on a line without end."""
-        try:
-            data = self.sock.recv(1 << 20)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        self._received += data
-        *lines, rest = bytes(self._received).split(b"\n") if b"\n" in data else [bytes(self._received)]
-        self._received = bytearray(rest)
-        if not data or len(rest) > LINE_BYTES_MAX:
-            self.open = False
-        return lines
-
-    def send(self, message: dict[str, Any]) -> None:
-        self._unsent += _encode(message) + b"\n"
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what goes without waiting; a client that does not read is dropped."""
-        try:
-            while self._unsent:
-                del self._unsent[: self.sock.send(self._unsent)]
-        except BlockingIOError:
-            self.open = self.open and len(self._unsent) <= UNSENT_BYTES_MAX
-        except OSError:
-            self.open = False
-
-    @property
-    def wants_to_write(self) -> bool:
-        return bool(self._unsent)
-
-
-@dataclass(eq=False)
-class _Open:
-    """A save that at least one writer has offered and that is not over."""
-
-    step: int
-    begun_ns: int
-    end_ns: int
-    parts: dict[str, Offer] = field(default_factory=dict)
-    askers: list[tuple[_Client, int]] = field(default_factory=list)
-    gate: Gate = field(default_factory=Gate)
-    running: bool = False
 
 
 class Carrier:
@@ -164,23 +56,27 @@ class Carrier:
 
     def __init__(
         self, platform: Platform, run_folder: str, begin: Commit, latest: Commit | None, listener: socket.socket,
-        mirroring: Mirroring | None = None, homes: Homes | None = None,
+        mirroring: Mirroring | None = None, homes: Homes | None = None, neighbours: Neighbours | None = None,
     ) -> None:
         self._platform = platform
         self._run_folder = run_folder
         self._begin = begin
         self._log = CommitLog(platform, f"{run_folder}/commits")
-        self._saves: dict[int, _Open] = {}
+        self._saves: dict[int, OpenSave] = {}
         self._latest = latest
         self._mirroring = mirroring
         self._homes = homes or Homes(platform, [run_folder])
-        self._hung: dict[_Open, int] = {}
+        self._hung: dict[OpenSave, int] = {}
         """Saves given up whose own thread hangs, as in the log, and when."""
+        self._neighbours = neighbours
+        self._publishes = publishes(platform, begin, neighbours)
+        self._began_ns = platform.boot_ns()
+        self._ends = Ends()
         self._retaining = False
         self._verified: set[int] = set()
         self._stops = 0
         self._hurries = False
-        self._clients: set[_Client] = set()
+        self._clients: set[Client] = set()
         self._ended: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
         self._listener = listener
@@ -195,8 +91,10 @@ class Carrier:
         if self._mirroring is not None:
             self._mirroring.start()
         self._homes.watch()
-        while self._stops == 0 or (self._stops == 1 and self._whole_saves()):
+        while self._stops == 0 or (self._stops == 1 and self._unfinished()):
             self.turn()
+        if self._neighbours is not None:
+            self._neighbours.stop()
         if self._mirroring is not None:
             self._mirroring.stop()
         for sock in (self._listener, self._woken, self._waker, *(client.sock for client in self._clients)):
@@ -239,14 +137,14 @@ class Carrier:
         except OSError:
             return
         sock.setblocking(False)
-        client = _Client(sock)
+        client = Client(sock)
         self._clients.add(client)
         self._selector.register(sock, selectors.EVENT_READ, client)
 
-    def _read(self, client: _Client) -> None:
+    def _read(self, client: Client) -> None:
         for line in client.receive():
             try:
-                message = _decode(line)
+                message = decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 client.open = False
                 return
@@ -272,26 +170,23 @@ class Carrier:
 
     # --- offers ---
 
-    def _on_offer(self, client: _Client, offer: Offer) -> None:
+    def _on_offer(self, client: Client, offer: Offer) -> None:
         problem = self._problem(offer)
         if problem is not None:
-            _accept_offer(client, offer)
-            client.send(_failure(offer.id, offer.step, problem))
+            accept_offer(client, offer)
+            client.send(failure(offer.id, offer.step, problem))
         elif self._latest is not None and self._latest.step == offer.step:
-            _accept_offer(client, offer)
-            client.send(_success(offer.id, self._latest, offer.bytes, 0.0))
+            accept_offer(client, offer)
+            client.send(success(offer.id, self._latest, offer.bytes, 0.0))
         elif self._take(client, offer):
-            _accept_offer(client, offer)
+            accept_offer(client, offer)
         else:
             client.send({"re": "busy", "id": offer.id})
 
     def _problem(self, offer: Offer) -> PacktrainError | None:
         begin = self._begin
         if offer.attempt != begin.attempt:
-            return CommitStale(
-                f"this carrier serves attempt {begin.attempt}, not {offer.attempt}", where=self._run_folder,
-                fix="stop this process",
-            )
+            return other_attempt(begin, offer.attempt)
         sane = 0 <= offer.step < 1 << 48 and 0 < offer.deadline_s <= DEADLINE_S_MAX and 0 <= offer.bytes < 1 << 50
         if offer.writer not in begin.writers or not sane or not offer.buffer.startswith("/"):
             return SaveFailed(
@@ -300,21 +195,31 @@ class Carrier:
             )
         return None
 
-    def _take(self, client: _Client, offer: Offer) -> bool:
+    def _take(self, client: Client, offer: Offer) -> bool:
         """Add the offer to the save of its step. False: busy."""
         save = self._saves.get(offer.step)
         known = save.parts.get(offer.writer) if save else None
         if save is None:
             self._fail_passed_over(offer)
-            if self._stops or len(self._saves) >= OPEN_SAVES_MAX or len(self._hung) >= HUNG_MAX:
+            if not self._has_room():
                 return False
-            now_ns = self._platform.boot_ns()
-            save = self._saves[offer.step] = _Open(offer.step, now_ns, now_ns + int(offer.deadline_s * NS))
+            save = self._open(offer.step, offer.deadline_s)
         elif known is not None and known.buffer != offer.buffer:
             return False
         save.parts.setdefault(offer.writer, offer)
         save.askers.append((client, offer.id))
+        save.news.set()
+        if not (self._publishes or save.running):
+            self._report(save)
         return True
+
+    def _has_room(self) -> bool:
+        return not self._stops and len(self._saves) < OPEN_SAVES_MAX and len(self._hung) < HUNG_MAX
+
+    def _open(self, step: int, deadline_s: float) -> OpenSave:
+        now_ns = self._platform.boot_ns()
+        save = self._saves[step] = OpenSave(step, now_ns, now_ns + int(deadline_s * NS))
+        return save
 
     def _fail_passed_over(self, offer: Offer) -> None:
         """Writers go forward: an earlier save that still waits for this one will never be whole."""
@@ -326,22 +231,29 @@ class Carrier:
 
     def _start_next(self) -> None:
         """The earliest whole save, when none is being written: steps are published in order."""
-        if any(save.running for save in self._saves.values()):
+        if not self._publishes or any(save.running for save in self._saves.values()):
             return
         whole = self._whole_saves()
         if whole:
             save = min(whole, key=lambda save: save.step)
             save.running = True
-            self._in_thread(lambda: self._carry(save), lambda result: self._on_carried(save, result))
+            self._in_thread(lambda: self._tried(save, self._carry), lambda result: self._on_carried(save, result))
 
-    def _whole_saves(self) -> list[_Open]:
+    def _whole_saves(self) -> list[OpenSave]:
         return [save for save in self._saves.values() if set(save.parts) == set(self._begin.writers)]
 
-    def _carry(self, save: _Open) -> Commit | PacktrainError:
+    def _unfinished(self) -> bool:
+        return bool(self._whole_saves()) or any(save.running for save in self._saves.values())
+
+    def _carry(self, save: OpenSave) -> Commit:
+        others = FarParts(self._platform, save, self._post) if save.joint.sources else Others()
+        whole = _whole(save, self._begin, others)
+        return carry(self._platform, self._log, self._run_folder, whole, save.gate, self._homes, self._warn)
+
+    def _tried(self, save: OpenSave, carry: Callable[[OpenSave], Commit]) -> Commit | PacktrainError:
         """In the save's thread. Whatever goes wrong is a result."""
         try:
-            whole = _whole(save, self._begin)
-            return carry(self._platform, self._log, self._run_folder, whole, save.gate, self._homes, self._warn)
+            return carry(save)
         except PacktrainError as error:
             return error
         except Exception as error:  # a fault of ours must cost one save, not the carrier
@@ -357,7 +269,7 @@ class Carrier:
                 durable=True,
             )
 
-    def _on_carried(self, save: _Open, result: Commit | PacktrainError) -> None:
+    def _on_carried(self, save: OpenSave, result: Commit | PacktrainError) -> None:
         if self._saves.get(save.step) is not save:
             self._hung.pop(save, None)  # given up before; its thread has come back
         elif isinstance(result, PacktrainError):
@@ -365,42 +277,112 @@ class Carrier:
         else:
             del self._saves[save.step]
             self._latest = result
+            self._ends.remember(save, Order(do="over", commit=result))
             if self._mirroring is not None:
                 self._mirroring.published()
             write_s = (self._platform.boot_ns() - save.begun_ns) / NS
             for client, ticket in save.askers:
-                client.send(_success(ticket, result, sum(part.bytes for part in save.parts.values()), write_s))
+                client.send(success(ticket, result, sum(part.bytes for part in save.parts.values()), write_s))
 
-    def _fail(self, save: _Open, error: PacktrainError) -> None:
+    def _fail(self, save: OpenSave, error: PacktrainError) -> None:
         del self._saves[save.step]
+        self._ends.remember(save, Order(do="over", error=error.as_dict()))
         if not self._all_hung():  # the log may lie on the very disk that hangs, or is full
             with suppress(OSError):
                 print(error.render(), file=sys.stderr, flush=True)
         for client, ticket in save.askers:
-            client.send(_failure(ticket, save.step, error))
+            client.send(failure(ticket, save.step, error))
 
     def _expire(self) -> None:
         """Fail what is past its deadline. A thread notices its own deadline; one that has not by now hangs."""
         now_ns = self._platform.boot_ns()
         for save in list(self._saves.values()):
-            if now_ns < _expiry_ns(save):
+            if now_ns < self._expiry_ns(save):
                 continue
             if not save.running:
                 missing = sorted(set(self._begin.writers) - set(save.parts))
                 said = f"no answer from {', '.join(missing)}" if missing else "an earlier save took all its time"
                 self._fail(save, self._incomplete(save, said))
+            elif save.gate.shut() and not self._publishes:
+                self._fail(save, self._incomplete(save, self._unheard()))
             elif save.gate.shut():
                 self._hung[save] = now_ns
                 self._fail(save, self._incomplete(save, "the disk hangs"))
-            elif now_ns >= _expiry_ns(save) + CONFIRM_S * NS:
+            elif now_ns >= self._expiry_ns(save) + CONFIRM_S * NS:
                 self._hung[save] = now_ns
                 self._fail(save, self._incomplete(save, "the commit log hangs; it may be published all the same"))
 
-    def _incomplete(self, save: _Open, said: str) -> SaveFailed:
+    def _expiry_ns(self, save: OpenSave) -> int:
+        patience_s = HANG_S if self._publishes else PATIENCE_S
+        return save.end_ns + (int(patience_s * NS) if save.running else 0)
+
+    def _unheard(self) -> str:
+        return f"no word from the carrier of node {self._begin.node}, which publishes; it may be all the same"
+
+    def _incomplete(self, save: OpenSave, said: str) -> SaveFailed:
         return SaveFailed(
             f"step {save.step} was not published: {said}", where=f"{self._run_folder}/checkpoints",
             fix="training goes on and the next save is tried as usual; see whether that disk and those ranks are well",
         )
+
+    # --- other nodes ---
+
+    def _report(self, save: OpenSave) -> None:
+        """Carry it as one of several that do not publish."""
+        assert self._neighbours is not None, "a carrier alone publishes"
+        save.running = True
+        source = Source(self._platform.boot_id(), self._began_ns, self._platform.token())
+        client = self._neighbours.client(self._begin.node)
+
+        def carry(save: OpenSave) -> Commit:
+            with closing(client):
+                return Far(
+                    self._platform, self._log, self._homes, self._begin, source, save, asking(client)
+                ).carry()
+
+        self._in_thread(lambda: self._tried(save, carry), lambda result: self._on_carried(save, result))
+
+    def hear(self, report: Report, offers: list[Offer]) -> Order:
+        """Another carrier's report, in the thread of its connection; the loop answers. Raises PacktrainError."""
+        return in_loop(self._post, lambda: self._on_report(report, offers))
+
+    def _on_report(self, report: Report, offers: list[Offer]) -> Order:
+        require_ours(report, self._begin, self._publishes)
+        known = self._ends.known(report)
+        if known is None and self._latest is not None and self._latest.step == report.step:
+            known = Order(do="over", commit=self._latest)
+        if known is not None:
+            return known
+        save = self._saves.get(report.step)
+        if offers:
+            save = self._offered_far(report, offers, save)
+        pause_s = again_s(len(self._begin.writers))
+        if save is None:
+            asks = not offers and report.left_s > 0 and self._has_room()
+            return Order(do="tell") if asks else Order(do="wait", again_s=pause_s)
+        save.joint = heard(save.joint, report)
+        save.news.set()
+        said = order(save.joint, report, self._platform.boot_ns(), pause_s)
+        return msgspec.structs.replace(said, publishing=save.gate.is_passed)
+
+    def _offered_far(self, report: Report, offers: list[Offer], save: OpenSave | None) -> OpenSave | None:
+        """Take what lies on another node; None: no room. Raises PacktrainError for offers that make no sense."""
+        for offer in offers:
+            problem = self._problem(offer)
+            if problem is not None or offer.step != report.step:
+                raise problem or PeerLost("offers of another step", where=report.node)
+            if save is None:
+                self._fail_passed_over(offer)
+        if save is None and not self._has_room():
+            return None
+        save = save or self._open(report.step, report.left_s)
+        save.end_ns = min(save.end_ns, self._platform.boot_ns() + int(report.left_s * NS))
+        here = {writer for writer, offer in save.parts.items() if offer.buffer}
+        far = [msgspec.structs.replace(offer, buffer="") for offer in offers if offer.writer not in here]
+        save.joint = offered(save.joint, report, far)
+        for offer in far:
+            save.parts.setdefault(offer.writer, offer)
+        return save
 
     # --- how it stands ---
 
@@ -421,7 +403,7 @@ class Carrier:
 
     # --- retention ---
 
-    def _on_retain(self, client: _Client, message: Retain) -> None:
+    def _on_retain(self, client: Client, message: Retain) -> None:
         if self._retaining:
             client.send({"re": "busy", "id": message.id})
             return
@@ -440,7 +422,7 @@ class Carrier:
         except Exception as error:
             return SaveFailed(f"retention: {type(error).__name__}: {error}", where="carrier", fix="please report this")
 
-    def _on_retained(self, client: _Client, ticket: int, done: list[dict[str, Any]] | PacktrainError) -> None:
+    def _on_retained(self, client: Client, ticket: int, done: list[dict[str, Any]] | PacktrainError) -> None:
         self._retaining = False
         if isinstance(done, PacktrainError):
             client.send({"re": "outcome", "id": ticket, "ok": False, "error": done.as_dict()})
@@ -452,10 +434,14 @@ class Carrier:
     def _in_thread(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         def run() -> None:
             result = work()
-            self._ended.put(lambda: then(result))
-            self._wake()
+            self._post(lambda: then(result))
 
         threading.Thread(target=run, daemon=True).start()
+
+    def _post(self, work: Callable[[], None]) -> None:
+        """Let the loop do it, soon; from any thread."""
+        self._ended.put(work)
+        self._wake()
 
     def _wake(self) -> None:
         with suppress(OSError):  # full: it is awake; closed: it has ended
@@ -466,15 +452,16 @@ class Carrier:
         if not self._saves:
             return None
         now_ns = self._platform.boot_ns()
-        left_ns = [_expiry_ns(save) - now_ns for save in self._saves.values()]
+        left_ns = [self._expiry_ns(save) - now_ns for save in self._saves.values()]
         return max(min((ns for ns in left_ns if ns > 0), default=NS) / NS, 0.001)
 
 
-def _expiry_ns(save: _Open) -> int:
-    return save.end_ns + (int(HANG_S * NS) if save.running else 0)
+def publishes(platform: Platform, begin: Commit, neighbours: Neighbours | None) -> bool:
+    """Whether the carrier on this node is the one that publishes: alone it is."""
+    return neighbours is None or platform.node() == begin.node
 
 
-def _whole(save: _Open, begin: Commit) -> Save:
+def _whole(save: OpenSave, begin: Commit, others: Others) -> Save:
     """The first writer's word counts for what all say alike."""
     offers = [save.parts[writer] for writer in begin.writers]
     first = offers[0]
@@ -482,38 +469,19 @@ def _whole(save: _Open, begin: Commit) -> Save:
         "data_index": first.data_index, "plan_hash": first.plan_hash, "seed": first.seed, "code_hash": first.code_hash,
         "meta": first.meta,
     }
-    parts = tuple(Part(offer.writer, offer.buffer, offer.bytes, offer.tensors, offer.boxes) for offer in offers)
-    return Save(save.step, begin.attempt, parts, about, save.end_ns)
-
-
-def _accept_offer(client: _Client, offer: Offer) -> None:
-    client.send({"re": "accepted", "id": offer.id})
-
-
-def _success(ticket: int, commit: Commit, size: int, write_s: float) -> dict[str, Any]:
-    return {
-        "re": "outcome", "id": ticket, "ok": True, "step": commit.step, "commit": commit.number, "bytes": size,
-        "write_s": write_s,
-    }
-
-
-def _failure(ticket: int, step: int, error: PacktrainError) -> dict[str, Any]:
-    return {
-        "re": "outcome", "id": ticket, "ok": False, "step": step, "stop": isinstance(error, CommitStale),
-        "error": error.as_dict(),
-    }
+    return Save(save.step, begin.attempt, tuple(part_of(offer) for offer in offers), about, save.end_ns, others)
 
 
 def open_carrier(
     platform: Platform, run_folder: str, socket_path: str, begin_number: int, config: CheckpointConfig | None = None,
-    quarantine: Sequence[str] = (),
+    quarantine: Sequence[str] = (), neighbours: Neighbours | None = None,
 ) -> Carrier:
     """Look up the attempt, make the folders, listen. Raises CommitUnknown when that record is no `begin`, Contradiction
     for a place to fall back to in the run folder.
 
     A save that an earlier carrier of this attempt published without living to say so is known from the start. Without
     `config` nothing is mirrored, and nothing that is lost is looked for. `quarantine`: homes that the carrier before it
-    hung in.
+    hung in. `neighbours`: the run has several nodes, and only one of its carriers publishes, mirrors and mends.
     """
     log = CommitLog(platform, f"{run_folder}/commits")
     begin = log.read(begin_number)
@@ -527,10 +495,14 @@ def open_carrier(
         platform.fsync_dir(run_folder)
     last = log.last()
     latest = last if last is not None and (last.kind, last.attempt) == ("save", begin.attempt) else None
-    mirroring = None if config is None else Mirroring(platform, run_folder, begin.attempt, config)
+    mirrors = config is not None and publishes(platform, begin, neighbours)
+    mirroring = Mirroring(platform, run_folder, begin.attempt, config) if config is not None and mirrors else None
     homes = Homes(platform, [run_folder, *_homes(platform, run_folder, log, config)], quarantine)
     listener = platform.stream_listener(socket_path)
-    return Carrier(platform, run_folder, begin, latest, listener, mirroring, homes)
+    carrier = Carrier(platform, run_folder, begin, latest, listener, mirroring, homes, neighbours)
+    if neighbours is not None:
+        neighbours.start(socket_path, carrier.hear)
+    return carrier
 
 
 def _homes(platform: Platform, run_folder: str, log: CommitLog, config: CheckpointConfig | None) -> list[str]:
@@ -550,11 +522,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--begin", required=True, type=int, help="number of the attempt's begin record")
     parser.add_argument("--quarantine", action="append", default=[], help="a home that the carrier before it hung in")
     parser.add_argument("--checkpoint", help="JSON of the run's checkpoint section; without it nothing is mirrored")
+    parser.add_argument("--peers", help="JSON, node -> host:port of the carriers of this run; run.pem lies beside it")
+    parser.add_argument("--listen", default="127.0.0.1", help="address of this node at which other carriers reach it")
     args = parser.parse_args(argv)
     config = msgspec.json.decode(args.checkpoint, type=CheckpointConfig) if args.checkpoint else None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the foreground, which decides what ends when
     try:
-        carrier = open_carrier(LocalPlatform(), args.run, args.socket, args.begin, config, args.quarantine)
+        platform, trusted = LocalPlatform(), config is not None and config.trusted_network
+        neighbours = Neighbours(platform, args.peers, args.listen, trusted) if args.peers else None
+        carrier = open_carrier(platform, args.run, args.socket, args.begin, config, args.quarantine, neighbours)
         signal.signal(signal.SIGTERM, lambda signum, frame: carrier.stop())
         signal.signal(signal.SIGUSR1, lambda signum, frame: carrier.hurry())
         if hurried:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,9 +42,29 @@ class Part(NamedTuple):
 
     writer: str
     buffer: str
+    """Its path; empty: it lies on another node, whose carrier writes the part."""
     bytes: int
     specs: tuple[TensorSpec, ...]
     boxes: tuple[PlacedBox, ...]
+
+
+class Others:
+    """Who writes the parts that lie on other nodes; here nobody does, because there are none."""
+
+    def begin(self, rank: int, folder: str, end_ns: int) -> None:
+        """A try has its folder, in that home: they are to write there, until then."""
+
+    def parts(self) -> list[PartEntry]:
+        """What they wrote, once all is durable there. Raises OSError where a try failed or its time is over,
+        SaveFailed where no other would help."""
+        return []
+
+    def leave(self, path: str) -> None:
+        """The folder of a try that failed could not be taken away: somebody still writes there."""
+
+    def left(self, home: str) -> list[str]:
+        """Those folders in that home, each once: to be taken away again."""
+        return []
 
 
 class Save(NamedTuple):
@@ -57,6 +77,7 @@ class Save(NamedTuple):
     """data_index, plan_hash, seed, code_hash and meta of the manifest."""
     end_ns: int
     """Deadline, boot time."""
+    others: Others = Others()
 
 
 class Gate:
@@ -83,6 +104,10 @@ class Gate:
     @property
     def is_shut(self) -> bool:
         return self._state == "shut"
+
+    @property
+    def is_passed(self) -> bool:
+        return self._state == "through"
 
 
 def carry(
@@ -206,7 +231,7 @@ def _written_in(
 
     def check() -> None:
         if gate.is_shut or platform.boot_ns() >= end_ns:
-            raise _OutOfTime
+            raise OutOfTime
 
     obstacle, trial = "the disk was too slow", 0
     while True:
@@ -214,10 +239,10 @@ def _written_in(
         try:
             if rank:
                 _open_home(platform, home)
-            return _write_try(platform, home, save, specs, rank * RANK_TRY + trial, check)
+            return _write_try(platform, home, save, specs, _Try(rank, trial, end_ns), check)
         except OSError as error:
-            obstacle = _obstacle(error)
-        except _OutOfTime:
+            obstacle = obstacle_of(error)
+        except OutOfTime:
             raise _HomeFailed(obstacle) from None
         if gate.is_shut or trial == tries_max or not pause.wait():
             raise _HomeFailed(obstacle)
@@ -238,26 +263,62 @@ def _open_home(platform: Platform, home: str) -> None:
         platform.fsync_dir(folder)
 
 
+def _tidy(platform: Platform, home: str, others: Others) -> None:
+    """Take away tries that others still wrote into when they failed."""
+    for path in others.left(home):
+        if not discard_try(platform, path):
+            others.leave(path)
+
+
+class _Try(NamedTuple):
+    rank: int
+    number: int
+    end_ns: int
+
+    @property
+    def first_name(self) -> int:
+        return self.rank * RANK_TRY + self.number
+
+
 def _write_try(
-    platform: Platform, home: str, save: Save, specs: list[TensorSpec], trial: int, check: Callable[[], None]
+    platform: Platform, home: str, save: Save, specs: list[TensorSpec], trial: _Try, check: Callable[[], None]
 ) -> tuple[str, str]:
     """One try, in a folder of its own. Whatever stops it, the folder goes: the log has never heard of it."""
     checkpoints = f"{home}/checkpoints"
     check()
+    _tidy(platform, home, save.others)
     _require_room(platform, checkpoints, sum(part.bytes for part in save.parts))
-    folder = new_try(platform, checkpoints, FolderName(save.step, save.attempt, trial))
+    folder = new_try(platform, checkpoints, FolderName(save.step, save.attempt, trial.first_name))
     path = f"{checkpoints}/{folder}"
     try:
-        parts = [_write_part(platform, path, part, check) for part in save.parts]
-        manifest = fmt.encode(_manifest(save, specs, parts))
+        save.others.begin(trial.rank, folder, trial.end_ns)
+        own = [_write_part(platform, path, part, check) for part in save.parts if part.buffer]
+        entries = {entry.writer: entry for entry in (*own, *save.others.parts())}
+        manifest = fmt.encode(_manifest(save, specs, [entries[part.writer] for part in save.parts]))
         platform.write_new(f"{path}/{fmt.MANIFEST}", manifest)
         platform.fsync_dir(path)
         platform.fsync_dir(checkpoints)
         check()
     except Exception:
-        discard_try(platform, path)
+        if not discard_try(platform, path):
+            save.others.leave(path)
         raise
+    _tidy(platform, home, save.others)
     return folder, fmt.sha256(manifest)
+
+
+def write_parts(
+    platform: Platform, home: str, folder: str, parts: Sequence[Part], check: Callable[[], None]
+) -> list[PartEntry]:
+    """Parts of this node into the folder of a try that a carrier elsewhere has made; durable when this returns.
+
+    What is left where it fails is not taken away: that folder, and all in it, is the other carrier's.
+    """
+    path = f"{home}/checkpoints/{folder}"
+    entries = [_write_part(platform, path, part, check) for part in parts]
+    platform.fsync_dir(path)
+    check()
+    return entries
 
 
 def _write_part(platform: Platform, folder: str, part: Part, check: Callable[[], None]) -> PartEntry:
@@ -333,7 +394,7 @@ class _Pause:
 # --- errors ------------------------------------------------------------------------------------------
 
 
-class _OutOfTime(Exception):
+class OutOfTime(Exception):
     """The deadline passed, or the save was given up."""
 
 
@@ -348,7 +409,7 @@ class _BufferLost(SaveFailed):
         super().__init__(what, where="buffer", fix="the next save uses a new one; see whether the worker still runs")
 
 
-def _obstacle(error: OSError) -> str:
+def obstacle_of(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full ({error.strerror})"
     return str(error)

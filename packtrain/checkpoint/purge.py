@@ -62,12 +62,17 @@ def execute(
     return done
 
 
-def discard_try(platform: Platform, folder: str) -> None:
-    """Take away a folder that the caller made and never handed to the log. What resists is left as debris."""
+def discard_try(platform: Platform, folder: str) -> bool:
+    """Take away a folder that the caller made and never handed to the log. False: what resisted is left as debris.
+
+    Once it is gone its name may be somebody else's: it must not be taken away twice.
+    """
     with suppress(OSError):
         for name in platform.listdir(folder):
             platform.unlink(f"{folder}/{name}")
         platform.rmdir(folder)
+        return True
+    return False
 
 
 def _execute(

@@ -1,7 +1,7 @@
 """Processes to kill: a server that has imported everything forks workers and carriers, each in milliseconds, and
 reaps them.
 
-    python -m tests.checkpoint.children REPORTS_FD      reads one JSON line per child to fork on stdin, or {"kill": ID}
+    python -m tests.checkpoint.children REPORTS_FD      reads JSON lines on stdin: a child to fork, or {"kill": ID}
 
 Every child, and the server about its children, writes short lines `ID EVENT...` to the one pipe REPORTS_FD.
 """
@@ -19,6 +19,7 @@ from typing import Any
 
 from packtrain.checkpoint.carrier import open_carrier
 from packtrain.checkpoint.commits import CommitLog
+from packtrain.checkpoint.neighbours import Neighbours
 from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import choose_buffer_folder
@@ -75,15 +76,21 @@ class _MortalImage(Image):
 
 
 class MortalPlatform(LocalPlatform):
-    """The real machine, on which this process gets a real SIGKILL right before its k-th change of a file; 0: never."""
+    """The real machine, on which this process gets a real signal right before its k-th change of a file; 0: never."""
 
-    def __init__(self, k: int) -> None:
-        self._left = k
+    def __init__(self, k: int, signum: int = signal.SIGKILL, node: str = "") -> None:
+        self._left, self._signum, self._node = k, signum, node
+        self.before: Callable[[], object] = lambda: None
+        """Called right before the signal."""
+
+    def node(self) -> str:
+        return self._node or super().node()
 
     def count(self) -> None:
         self._left -= 1
         if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.before()
+            os.kill(os.getpid(), self._signum)
 
     def mkdir(self, path: str, mode: int = 0o755) -> None:
         self.count()
@@ -115,8 +122,10 @@ class MortalPlatform(LocalPlatform):
 
 
 def carrier(spec: dict[str, Any], report: Report) -> None:
-    platform = MortalPlatform(spec["dies_at"])
-    serving = open_carrier(platform, spec["run"], spec["socket"], spec["begin"])
+    platform = MortalPlatform(spec["dies_at"], spec.get("signal", signal.SIGKILL), spec.get("node", ""))
+    platform.before = lambda: report("signalled")
+    neighbours = Neighbours(platform, spec["peers"], "127.0.0.1", trusted=False) if "peers" in spec else None
+    serving = open_carrier(platform, spec["run"], spec["socket"], spec["begin"], neighbours=neighbours)
     report("ready")
     serving.serve()
 
@@ -144,6 +153,35 @@ def worker(spec: dict[str, Any], report: Report) -> None:
                 return
 
 
+def _furthest(platform: LocalPlatform, path: str, step: int) -> int:
+    """The step that all are at: whoever was held up goes on where the others are."""
+    known = int(platform.read(path)) if platform.exists(path) else -1
+    if step > known:
+        platform.write_replacing(path, str(step).encode())
+    return max(step, known)
+
+
+def stayer(spec: dict[str, Any], report: Report) -> None:
+    """Saves step after step, whatever becomes of carriers, until a step is published that the file `until` names."""
+    platform, until = LocalPlatform(), f"{spec['run']}/until"
+    attempt, deadline_s = spec["attempt"], spec["deadline_s"]
+    saver = Saver(platform, spec["buffers"], CarrierClient(spec["socket"], 2.0), attempt, spec["writer"], deadline_s)
+    step = 0
+    while True:
+        step = _furthest(platform, f"{spec['run']}/furthest{attempt}", step)
+        if saver.save(step, big_state(attempt, step, spec["writers"], spec["writer"]), {"data_index": step}) is None:
+            platform.sleep(0.02)
+            continue
+        report(f"offered {step}")
+        for result in saver.wait_all(deadline_s + 60.0):
+            error = result.error or {"name": "", "what": ""}
+            report(f"failed {result.step} {error['what']}" if result.error else f"published {result.step}")
+            ended = not result.error and platform.exists(until) and result.step >= int(platform.read(until))
+            if ended or error["name"] == "commits.stale":
+                return
+            step += result.step == step and error["name"] != "checkpoint.carrier_lost"
+
+
 def rememberer(spec: dict[str, Any], report: Report) -> None:
     """Copies every step into memory until it is killed."""
     platform = LocalPlatform()
@@ -165,7 +203,7 @@ def _fork(spec: dict[str, Any], reports: int) -> int:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        {"worker": worker, "carrier": carrier, "rememberer": rememberer}[spec["role"]](
+        {"worker": worker, "carrier": carrier, "rememberer": rememberer, "stayer": stayer}[spec["role"]](
             spec, lambda event: os.write(reports, f"{spec['id']} {event}\n".encode())
         )
         status = 0
@@ -209,7 +247,7 @@ def main() -> None:
                 message = json.loads(line)
                 if "kill" in message:
                     for pid in [pid for pid, name in children.items() if name == message["kill"]]:
-                        os.kill(pid, signal.SIGKILL)
+                        os.kill(pid, message.get("signal", signal.SIGKILL))
                 else:
                     children[_fork(message, reports)] = message["id"]
     for pid in children:

@@ -56,6 +56,10 @@ class Children:
             self._tell({"kill": name})
             self.wait_for(name, "exit")
 
+    def signal(self, name: str, signum: int) -> None:
+        """Any other signal; does not wait."""
+        self._tell({"kill": name, "signal": signum})
+
     def wait_for(self, *words: str) -> str:
         """Read on to the next event (of that child, with that word) and return it."""
         while True:

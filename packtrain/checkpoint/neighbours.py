@@ -1,0 +1,183 @@
+"""The carriers of the other nodes: how this one hears them, asks the one that publishes, and waits for their parts."""
+
+from __future__ import annotations
+
+import posixpath
+import queue
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from packtrain.checkpoint import joint
+from packtrain.checkpoint.clients import Offer
+from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.far import Ask
+from packtrain.checkpoint.format import PartEntry
+from packtrain.checkpoint.joint import OFFERS_BYTES_MAX, OVER_MAX, Order, Report, Trial
+from packtrain.checkpoint.link import LinkClient, LinkServer, Reply, Request, address_of, body_of, write_address
+from packtrain.checkpoint.open_save import OpenSave
+from packtrain.checkpoint.publish import Others
+from packtrain.core.errors import CommitStale, PacktrainError, PeerLost, SaveFailed
+from packtrain.core.pinned import Pinned
+from packtrain.core.platform import Platform
+
+KEY_FILE = "run.pem"
+"""Beside the file of peers: key and certificate of the run."""
+ASK_S = 10.0
+LOOK_S = 0.05
+HEAR_S = 5.0
+"""A report waits this long for the loop of the carrier that publishes."""
+Hear = Callable[[Report, list[Offer]], Order]
+"""Called in the thread of a connection; may raise PacktrainError."""
+
+
+class Neighbours:
+    """Listens for other carriers, and knows where they are.
+
+    `peers`: a file, JSON of node -> host:port, replaced by the agent. `trusted`: plain TCP. Raises OSError.
+    """
+
+    def __init__(self, platform: Platform, peers: str, host: str, trusted: bool) -> None:
+        self._platform, self._peers = platform, peers
+        self._pinned = None if trusted else Pinned(posixpath.join(posixpath.dirname(peers), KEY_FILE))
+        self.server = LinkServer(platform, host, self._pinned, {})
+        """Others may add what they answer, before it starts."""
+
+    def start(self, socket_path: str, hear: Hear) -> None:
+        self.server.answers["part"] = lambda request: _answer(request, hear)
+        self.server.start()
+        write_address(self._platform, socket_path, self.server.address)
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def client(self, node: str) -> LinkClient:
+        """Of the carrier of that node, wherever it is when it is asked."""
+        return LinkClient(self._platform, lambda: address_of(self._platform, self._peers, node), self._pinned)
+
+
+def asking(client: LinkClient) -> Ask:
+    """How a save reports to the carrier that publishes."""
+
+    def ask(report: Report, offers: bytes | None) -> dict[str, Any]:
+        body = None if offers is None else body_of(offers)
+        return client.ask(msgspec.to_builtins(report), body, timeout_s=ASK_S)
+
+    return ask
+
+
+def _answer(request: Request, hear: Hear) -> Reply:
+    try:
+        report = msgspec.convert(request.header, Report)
+        data = request.data(OFFERS_BYTES_MAX) if request.bytes else b"[]"
+        offers = msgspec.json.decode(data, type=list[Offer])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerLost(f"a report that makes no sense: {error}", where="carrier link", fix="use one version") from error
+    return Reply(msgspec.to_builtins(hear(report, offers)))
+
+
+def in_loop(post: Callable[[Callable[[], None]], None], work: Callable[[], Order]) -> Order:
+    """What the loop of this carrier makes of a report. Raises the PacktrainError that `work` raises there."""
+    answers: queue.SimpleQueue[Order | PacktrainError] = queue.SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put(work())
+        except PacktrainError as error:
+            answers.put(error)
+
+    post(answer)
+    try:
+        found = answers.get(timeout=HEAR_S)
+    except queue.Empty:
+        raise PeerLost("this carrier has no time to answer", where="carrier link", fix="it is asked again") from None
+    if isinstance(found, PacktrainError):
+        raise found
+    return found
+
+
+def require_ours(report: Report, begin: Commit, publishes: bool) -> None:
+    """Raises CommitStale for a report of an older attempt, PeerLost for one that this carrier cannot answer."""
+    if report.attempt < begin.attempt:
+        raise other_attempt(begin, report.attempt)
+    ours = (report.attempt, report.begin) == (begin.attempt, begin.nonce) and publishes
+    if not (ours and report.makes_sense(begin.writers)):
+        raise PeerLost(
+            f"the carrier of attempt {begin.attempt} there is not the one to publish that", where="carrier link",
+            fix="nothing: it is asked again",
+        )
+
+
+def other_attempt(begin: Commit, attempt: int) -> CommitStale:
+    return CommitStale(
+        f"this carrier serves attempt {begin.attempt}, not {attempt}", where="carrier", fix="stop this process"
+    )
+
+
+class Ends:
+    """How the latest saves ended, for the carriers that took part and have not heard it."""
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[int, frozenset[str], Order]] = deque(maxlen=OVER_MAX)
+
+    def remember(self, save: OpenSave, end: Order) -> None:
+        if save.joint.rounds:
+            self._ends.append((save.step, save.joint.rounds, end))
+
+    def known(self, report: Report) -> Order | None:
+        """None: it goes on, or never was, or this is a later save of the same step."""
+        return next(
+            (end for step, rounds, end in self._ends if step == report.step and report.round in rounds), None
+        )
+
+
+class FarParts(Others):
+    """The parts of one save that carriers of other nodes write. `post` brings work to the carrier's loop."""
+
+    def __init__(self, platform: Platform, save: OpenSave, post: Callable[[Callable[[], None]], None]) -> None:
+        self._platform, self._save, self._post = platform, save, post
+        self._trial = Trial("", 0, "", 0)
+        self._left: list[str] = []
+
+    def begin(self, rank: int, folder: str, end_ns: int) -> None:
+        trial = self._trial = Trial(self._platform.token(), rank, folder, end_ns)
+
+        def begin() -> None:
+            self._save.joint = joint.begun(self._save.joint, trial)
+
+        self._post(begin)
+
+    def parts(self) -> list[PartEntry]:
+        while True:
+            self._save.news.clear()
+            now = self._save.joint
+            here = now.trial == self._trial
+            if here and now.obstacle:
+                raise _final(now.obstacle) if now.final else OSError(now.obstacle)
+            if here and not joint.missing(now):
+                return list(now.entries.values())
+            if self._save.gate.is_shut or self._platform.boot_ns() >= self._trial.end_ns:
+                raise OSError(self._unwritten())
+            self._save.news.wait(LOOK_S)
+
+    def leave(self, path: str) -> None:
+        self._left.append(path)
+
+    def left(self, home: str) -> list[str]:
+        here = [path for path in self._left if path.startswith(f"{home}/")]
+        self._left = [path for path in self._left if path not in here]
+        return here
+
+    def _unwritten(self) -> str:
+        """Whose parts there are not."""
+        writers = joint.missing(self._save.joint)
+        nodes = sorted({self._save.joint.nodes[writer] for writer in writers})
+        return f"not written in time: {', '.join(writers)} (node {', '.join(nodes)})"
+
+
+def _final(obstacle: str) -> SaveFailed:
+    return SaveFailed(
+        obstacle, where="another node", fix="the next save uses new buffers; see whether the workers there still run"
+    )
