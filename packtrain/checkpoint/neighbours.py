@@ -20,11 +20,9 @@ from packtrain.checkpoint.link import LinkClient, LinkServer, Reply, Request, ad
 from packtrain.checkpoint.open_save import OpenSave
 from packtrain.checkpoint.publish import Others
 from packtrain.core.errors import CommitStale, PacktrainError, PeerLost, SaveFailed
-from packtrain.core.pinned import Pinned
+from packtrain.core.pinned import KEY_FILE, Pinned
 from packtrain.core.platform import Platform
 
-KEY_FILE = "run.pem"
-"""Beside the file of peers: key and certificate of the run."""
 ASK_S = 10.0
 LOOK_S = 0.05
 HEAR_S = 5.0

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 
 from packtrain.core.platform import Platform
 
+KEY_FILE = "run.pem"
+"""Its name, in the home of each agent and beside the file of peers."""
 FIRST_DAY, LAST_DAY = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 """Valid at any time: clocks of machines may be wrong by years, and the file lives as long as the run."""
 

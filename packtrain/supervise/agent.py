@@ -26,7 +26,7 @@ from packtrain.core.contract import NODE, Beat, Ready, Word
 from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, PacktrainError, RunHeld
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.units import NS
-from packtrain.supervise.attempt import Attempt, Place, child_env
+from packtrain.supervise.attempt import Attempt, child_env
 from packtrain.supervise.delivery import AgentSide
 from packtrain.supervise.errands import Errands
 from packtrain.supervise.job import Job, read_job, run_id
@@ -50,6 +50,7 @@ from packtrain.supervise.messages import (
     TakeStacks,
     TellHeld,
 )
+from packtrain.supervise.place import Place
 from packtrain.supervise.processes import Processes, end_leftovers
 from packtrain.supervise.ranks import unwatched_ns
 from packtrain.supervise.requests import Requests, listening

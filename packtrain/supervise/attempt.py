@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
 from packtrain.core import contract
 from packtrain.core.contract import NO_ORDER, Beat, Order, Ready, Restore, order_bytes, worker_env
+from packtrain.core.errors import EXIT_AGAIN, SlotDamaged
 from packtrain.core.journal import newest_records
 from packtrain.core.platform import Platform, Process
 from packtrain.core.records import ErrorSeen
@@ -21,8 +22,6 @@ from packtrain.supervise.errands import Errands
 from packtrain.supervise.job import Job
 from packtrain.supervise.messages import (
     AgentEvent,
-    CarrierEnded,
-    CarrierUp,
     EndWorkers,
     GiveOrder,
     Launch,
@@ -32,75 +31,23 @@ from packtrain.supervise.messages import (
     Stacks,
     TakeStacks,
 )
-from packtrain.supervise.one_node import status_text
+from packtrain.supervise.node_carrier import NodeCarrier
+from packtrain.supervise.place import Place
 from packtrain.supervise.processes import MARK, Processes
 from packtrain.supervise.quiet import QuietWatch
 from packtrain.supervise.ranks import Rank
-from packtrain.supervise.sockets import remove_socket
 from packtrain.supervise.warm import Standbys
 
 SETTLED_NS = 60 * NS
 """A program that says no step has begun by then."""
-CARRIER_LIVED_NS = 60 * NS
-PAUSE_S_MAX = 30
-"""Before another carrier."""
+FETCH_S = 600.0
+"""For the slots in memory of a lost node to come from where they are held."""
+FROM_DISK = "nothing: the next attempt begins from disk"
+ANSWER_BYTES_MAX = 1 << 20
 WHY_S = 1.0
 """How long the end of a worker may wait for its journal and log, on a disk that may hang."""
 LOG_TAIL_BYTES = 8192
 JOURNAL_TAIL_BYTES = 256 << 10
-CONNECT_S = 1.0
-ANSWER_BYTES_MAX = 1 << 20
-CANNOT_EXECUTE = 126
-"""Exit status of what could not be started, as shells have it."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an agent stands."""
-
-    node: str
-    home: str
-    host: str
-    incarnation: str
-    run: str
-    """Id of the run (job.run_id)."""
-
-    @property
-    def mark(self) -> str:
-        return f"{self.run}/{self.node}/{self.incarnation}"
-
-    @property
-    def beats(self) -> str:
-        return f"{self.home}/beats"
-
-    @property
-    def carrier(self) -> str:
-        return f"{self.home}/carrier"
-
-    @property
-    def control(self) -> str:
-        return f"{self.home}/control.json"
-
-    @property
-    def peers(self) -> str:
-        return f"{self.home}/peers.json"
-
-    def ask_carrier(self, platform: Platform, request: str) -> str:
-        """Send one line, wait for what comes of it: one line. May hang; raises OSError."""
-        sock = platform.stream_connect(self.carrier, CONNECT_S)
-        try:
-            sock.settimeout(None)
-            sock.sendall(request.encode() + b"\n")
-            received = b""
-            while data := sock.recv(1 << 16):
-                *lines, received = (received + data).split(b"\n")
-                for line in lines:
-                    answer = json_object(line, ANSWER_BYTES_MAX)
-                    if answer is not None and answer.get("re") != "accepted":
-                        return line.decode()
-        finally:
-            sock.close()
-        raise OSError("the carrier closed the connection")
 
 
 def child_env(job: Job, place: Place) -> dict[str, str]:
@@ -130,9 +77,10 @@ class Attempt:
         self._facts: dict[int, dict[str, str]] = {}
         """What ranks said they begin from."""
         self._started_ns = 0
-        self._carrier: Process | None = None
-        self._carrier_began_ns = self._carrier_again_ns = self._carrier_failures = 0
-        self._carrier_address = ""
+        self._carrier = NodeCarrier(
+            job, place, launch, child_env(job, place), f"{self._logs}/carrier-{place.node}.log", platform, processes,
+            tell,
+        )
         self._ending: tuple[int, Callable[[], None]] | None = None
         """(when the carrier is killed, what to call when it is gone)"""
         self._quiet = QuietWatch(
@@ -140,6 +88,9 @@ class Attempt:
         ) if job.plain else None
         self._terminated = False
         """A program of anybody got SIGTERM."""
+        self._slots_by_ns = 0
+        """Until when the slots must be here that the workers wait for; 0: they wait for none."""
+        self._fetching = False
 
     # --- the beginning ---
 
@@ -150,17 +101,55 @@ class Attempt:
             self._platform.write_replacing(self._place.control, order_bytes(NO_ORDER), durable=False)
             self._platform.write_replacing(self._place.peers, b"{}", durable=False)
             self._started_ns = ns
-            self._start_carrier(ns)
+            self._carrier.start(ns)
         except OSError as error:
             return self._refused(ns, error)
-        return self._start_workers(ns)
+        return self._begin_workers(ns)
 
     def add_workers(self, ns: int, launch: Launch) -> str:
         """The carrier went ahead alone: now the ranks come."""
         if self._ranks or self._ending is not None:
             return f"attempt {self.number} has begun here already"
         self._launch = launch
-        return self._start_workers(ns)
+        return self._begin_workers(ns)
+
+    def _begin_workers(self, ns: int) -> str:
+        """Workers whose slots in memory lie elsewhere start when these are here."""
+        if not self._launch.memory_from:
+            return self._start_workers(ns)
+        self._slots_by_ns = ns + round(FETCH_S * NS)
+        return ""
+
+    def _fetch_slots(self, ns: int, nodes: Collection[str]) -> None:
+        """Once the carriers of all that hold them are known."""
+        wanted = self._launch.memory_from
+        if not self._slots_by_ns or self._fetching or not set(wanted.values()) <= set(nodes):
+            return
+        self._fetching = True
+        request = json.dumps({"op": "fetch", "id": 1, "writers": wanted, "deadline_s": FETCH_S})
+        self._errands.start(
+            ns, FETCH_S, lambda: self._place.ask_carrier(self._platform, request), self._fetched
+        )
+
+    def _fetched(self, answer: str | Exception | None) -> None:
+        outcome = json_object(answer.encode(), ANSWER_BYTES_MAX) if isinstance(answer, str) else None
+        if self._ending is not None or not self._slots_by_ns:
+            return
+        if outcome is not None and outcome.get("ok") is True:
+            self._slots_by_ns = 0
+            error = self._start_workers(self._platform.boot_ns())
+            if error:
+                self._no_slots(SlotDamaged(error, where=self._logs, fix=FROM_DISK).as_dict())
+            return
+        told = (outcome or {}).get("error")
+        lost = SlotDamaged(f"slots cannot be fetched: {answer or f'not within {FETCH_S:g} s'}", fix=FROM_DISK)
+        self._no_slots({key: str(told.get(key, "")) for key in lost.as_dict()} if told else lost.as_dict())
+
+    def _no_slots(self, error: dict[str, str]) -> None:
+        """As if each rank had found it itself: the next attempt begins from disk."""
+        self._slots_by_ns = 0
+        for rank in self._launch.ranks:
+            self._tell(RankEnded(attempt=self.number, rank=rank, status=EXIT_AGAIN, error=error))
 
     def _start_workers(self, ns: int) -> str:
         try:
@@ -209,20 +198,6 @@ class Attempt:
             local_world_size=len(launch.ranks), master_addr=host, master_port=int(port or 0),
         )
 
-    def _start_carrier(self, ns: int) -> None:
-        """Nobody waits for it to listen: a worker offers later than that, and tries again where it does not."""
-        if not self._job.carrier:
-            return
-        place = self._place
-        remove_socket(self._platform, place.carrier)
-        self._carrier_began_ns, self._carrier_again_ns, self._carrier_address = ns, 0, ""
-        config = msgspec.json.encode(self._job.checkpoint).decode()
-        words = ("--run", self._job.run_folder, "--socket", place.carrier, "--begin", str(self._launch.begin))
-        self._carrier = self._platform.spawn(
-            (*self._job.carrier, *words, "--checkpoint", config), child_env(self._job, self._place),
-            log_path=f"{self._logs}/carrier-{place.node}.log",
-        )
-
     # --- what goes on ---
 
     @property
@@ -238,8 +213,7 @@ class Attempt:
     @property
     def pids(self) -> list[int]:
         """Of the children that this attempt polls."""
-        children = [*self._workers.values(), *([self._carrier] if self._carrier is not None else [])]
-        return [child.pid for child in children]
+        return [*(worker.pid for worker in self._workers.values()), *self._carrier.pids]
 
     @property
     def progress(self) -> tuple[int, float]:
@@ -272,7 +246,9 @@ class Attempt:
         if self._quiet is not None:
             pids = {rank: worker.pid for rank, worker in self._workers.items()}
             self._quiet.look(ns, pids, [rank for rank in pids if self._ranks[rank].seq])
-        self._look_at_carrier(ns)
+        self._carrier.look(ns, gap_ns)
+        if self._slots_by_ns and ns >= self._slots_by_ns and not self._fetching:
+            self._fetched(None)
         self._look_at_end(ns)
 
     def _leaves_others(self, worker: Process) -> bool:
@@ -312,37 +288,6 @@ class Attempt:
             return self._platform.read(path, start, LOG_TAIL_BYTES).decode(errors="replace")
         return ""
 
-    def _look_at_carrier(self, ns: int) -> None:
-        if self._carrier is not None:
-            status = self._carrier.poll()
-            if status is None:
-                self._find_address()
-                return
-            self._carrier = None
-            if self._ending is None:
-                self._carrier_ended(ns, status_text(status))
-        elif self._carrier_again_ns and ns >= self._carrier_again_ns and self._ending is None:
-            try:
-                self._start_carrier(ns)
-            except OSError as error:
-                self._carrier_ended(ns, f"it cannot be started: {error.strerror}")
-
-    def _carrier_ended(self, ns: int, why: str) -> None:
-        """Another one, at once the first time, then later and later. The workers are not touched."""
-        lived = ns - self._carrier_began_ns > CARRIER_LIVED_NS
-        failures = 0 if lived else self._carrier_failures
-        pause_s = min(PAUSE_S_MAX, 2 ** (failures - 1)) if failures else 0
-        self._carrier_failures, self._carrier_again_ns = failures + 1, ns + pause_s * NS
-        self._tell(CarrierEnded(attempt=self.number, why=why))
-
-    def _find_address(self) -> None:
-        """Where it listens for others, once it does."""
-        if self._carrier_address or self._job.nodes + self._job.spares == 1:
-            return
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            self._carrier_address = str(self._platform.read_json(f"{self._place.carrier}.address")["address"])
-            self._tell(CarrierUp(attempt=self.number, address=self._carrier_address))
-
     # --- what is asked for ---
 
     def do(self, ns: int, action: EndWorkers | GiveOrder | TakeStacks | Peers) -> str:
@@ -356,11 +301,14 @@ class Attempt:
                 for rank, worker in self._workers.items():
                     self._take_stacks(ns, rank, worker.pid)
             case Peers():
-                return self._write(self._place.peers, msgspec.json.encode(action.addresses))
+                error = self._write(self._place.peers, msgspec.json.encode(action.addresses))
+                self._fetch_slots(ns, action.addresses)
+                return error
         return ""
 
     def _order(self, action: GiveOrder) -> str:
         self.last_order = max(self.last_order, action.order)
+        self._carrier.ordered(action)
         error = self._write(self._place.control, order_bytes(Order(action.order, action.word, action.a, action.b)))
         if action.word in (contract.Word.STOP, contract.Word.DRAIN):
             return self._terminate(error)
@@ -409,16 +357,15 @@ class Attempt:
         """The carrier may finish the saves it took; `then` is called when all is gone."""
         self._kill_workers()
         self._ending = (ns + round(carrier_s * NS), then)
-        if self._carrier is not None:
-            self._carrier.send_signal(signal.SIGTERM)
+        self._carrier.end()
 
     def _look_at_end(self, ns: int) -> None:
         if self._ending is None:
             return
         end_ns, then = self._ending
-        if self._carrier is not None and ns >= end_ns:
-            self._processes.kill_group(self._carrier)
-        if self._carrier is None and not self._workers:
+        if self._carrier.living and ns >= end_ns:
+            self._carrier.kill()
+        if not self._carrier.living and not self._workers:
             self._kill_workers()
             self.over = True
             then()
@@ -426,5 +373,4 @@ class Attempt:
     def end_now(self) -> None:
         """Nothing stays behind, and nobody waits: what hangs in a dead file system goes when that comes back."""
         self._kill_workers()
-        if self._carrier is not None:
-            self._processes.kill_group(self._carrier)
+        self._carrier.kill()

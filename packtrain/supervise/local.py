@@ -17,6 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from packtrain.core.errors import RunUnusable
+from packtrain.core.pinned import KEY_FILE, make_pinned
 from packtrain.core.platform import Platform, Process
 from packtrain.core.units import NS
 from packtrain.supervise.console import FINISH, OPERATOR
@@ -143,7 +144,10 @@ def start(platform: Platform, job: Job, env: Mapping[str, str]) -> Keeper:
         raise unusable(error, base) from error
     write_job(platform, f"{base}/job.json", job)
     make_keys(platform, f"{base}/c")
+    make_pinned(platform, f"{base}/c/{KEY_FILE}")
+    pinned = platform.read(f"{base}/c/{KEY_FILE}")
     for name in names:
+        platform.write_new(f"{base}/{name}/{KEY_FILE}", pinned, 0o600)
         allow(platform, f"{base}/c", name, make_keys(platform, f"{base}/{name}"))
     keeper = Keeper(platform, Live(job.run_folder, base, platform.node(), {}), env)
     keeper.coordinator()

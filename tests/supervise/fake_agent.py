@@ -13,7 +13,7 @@ from packtrain.core.platform import Process
 from packtrain.core.units import NS
 from packtrain.supervise import keys
 from packtrain.supervise.agent import Agent
-from packtrain.supervise.attempt import Place
+from packtrain.supervise.place import Place
 from packtrain.supervise.config import SuperviseConfig
 from packtrain.supervise.job import Job
 from packtrain.supervise.keys import Address

@@ -158,6 +158,7 @@ def test_a_whole_attempt_with_carrier_and_saves(base: pathlib.Path) -> None:
         assert [end.why for end in one.coordinator.of(CarrierEnded)] == ["killed by SIGKILL"]
         assert saved_state(one.run)[0] == 200
         one.coordinator.ask(2, AskCarrier(attempt=1, request='{"op": "retain", "id": 1, "actions": [], "grace_s": 1}'))
+        one.until(lambda: len(one.coordinator.of(Did)) == 2, "what the carrier said")
         one.coordinator.ask(3, EndAttempt(attempt=1))
         one.until(lambda: {did.id for did in one.coordinator.of(Did)} == {1, 2, 3}, "all outcomes")
         assert '"outcome"' in one.coordinator.of(Did)[1].data and not one.alive()
