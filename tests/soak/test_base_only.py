@@ -66,7 +66,7 @@ if attempt < 3:
 
 
 def test_any_program_is_kept_alive(tmp_path: pathlib.Path) -> None:
-    """`packtrain run` needs nothing but the base: a rank that is killed, and a program that does nothing, begin again."""
+    """`packtrain run` needs the base alone: what was killed, and what does nothing, begins again."""
     (tmp_path / "program.py").write_text(PROGRAM)
     sets = ("--set", "supervise.beat_overdue_s=5", "--set", "supervise.progress_s=11")
     command = ("-m", "packtrain.cli.main", "run", "--procs-per-node", "2", *sets, "--")
