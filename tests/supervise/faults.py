@@ -106,10 +106,14 @@ def _ask(op: str) -> Callable[[Simulation], None]:
 
 
 def _word_back(sim: Simulation, op: str, node: Node) -> None:
-    if sim.coordinator.alive:
-        sim.coordinator.desk.happened(Asked(ns=sim.coordinator.clock.ns, op=op, node=node))
-    else:
-        sim.later(1, lambda: _word_back(sim, op, node))
+    """A person repeats a word until it is obeyed: one that was said to a coordinator that died is lost."""
+    desk = sim.coordinator.desk
+    known = desk.state.nodes.get(node)
+    if not desk.state.run.paused if op == "resume" else known and not known.cordoned and not known.draining:
+        return
+    if sim.coordinator.alive and known:
+        desk.happened(Asked(ns=sim.coordinator.clock.ns, op=op, node=node))
+    sim.later(2, lambda: _word_back(sim, op, node))
 
 
 def _other_code(sim: Simulation) -> None:
