@@ -106,12 +106,12 @@ def _ask(op: str) -> Callable[[Simulation], None]:
 
 
 def _word_back(sim: Simulation, op: str, node: Node) -> None:
-    """A person repeats a word until it is obeyed: one that was said to a coordinator that died is lost."""
+    """A person looks again and again whether the word is needed: one said to a coordinator that died is lost, and one
+    that waits for the log may be obeyed late."""
     desk = sim.coordinator.desk
     known = desk.state.nodes.get(node)
-    if not desk.state.run.paused if op == "resume" else known and not known.cordoned and not known.draining:
-        return
-    if sim.coordinator.alive and known:
+    needed = desk.state.run.paused if op == "resume" else known and (known.cordoned or known.draining)
+    if needed and sim.coordinator.alive:
         desk.happened(Asked(ns=sim.coordinator.clock.ns, op=op, node=node))
     sim.later(2, lambda: _word_back(sim, op, node))
 
