@@ -36,6 +36,8 @@ from packtrain.train.sections import newest_spec
 WORKER = ("-P", "-m", "packtrain.train")
 CARRIER = ("-P", "-m", "packtrain.checkpoint.carrier")
 """-P: a file in the person's folder must not stand in for a module of ours."""
+PRELOAD = ("packtrain.train.assemble",)
+"""Most of a worker's start; no device is touched by it."""
 LINK_REFUSED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 """What a file system without hard links answers; anything else may be better later."""
 
@@ -221,7 +223,8 @@ def _stay_world(platform: Platform, run: Run, current: RunSpec, world: World, co
     with usable(run.folder):
         number = record(platform, run.folder, current)
     job = Job(
-        **common, spec=number, nodes=world.nodes, spares=world.spares, procs=world.procs, worlds=current.train.worlds
+        **common, spec=number, nodes=world.nodes, spares=world.spares, procs=world.procs, worlds=current.train.worlds,
+        preload=PRELOAD,
     )
     return stay_in_world(platform, job, current.train.steps, current.train.minutes_max)
 

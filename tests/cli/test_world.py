@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from packtrain.cli import spec
-from packtrain.cli.launch import child_env
+from packtrain.cli.launch import PRELOAD, child_env
 from packtrain.cli.world import World, alive, record, table
 from packtrain.core.errors import LayoutError, RunHeld
 from packtrain.core.holder import hold
@@ -149,3 +149,10 @@ def test_packtrain_train_help_names_the_options(tmp_path: pathlib.Path) -> None:
     """What a person can ask for."""
     _, out, _ = packtrain(tmp_path, "train", "--help")
     assert all(option in out for option in ("--nodes", "--spares", "--procs-per-node"))
+
+
+def test_what_a_standby_imports_touches_no_device() -> None:
+    """A warm process holds no accelerator, and is told its rank only when it becomes a worker."""
+    look = "import {}; import jax._src.xla_bridge as bridge; assert not bridge._backends"
+    done = subprocess.run([sys.executable, "-c", look.format(", ".join(PRELOAD))], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from packtrain.core.journal import read_folder
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import AttemptBegan, StepDone
 from packtrain.supervise import local
+from packtrain.supervise.console import ask
 from tests.soak.trial import SETTINGS
 
 DEADLINE_S = 400
@@ -75,9 +76,10 @@ class Lived:
         return [one for one, words in found if module in words and where & set(words)]
 
     def working_agent(self) -> psutil.Process:
-        """One that has workers."""
-        parents = {one.ppid() for one in self.processes("packtrain.train")}
-        return next(one for one in self.processes("packtrain.supervise.agent") if one.pid in parents)
+        """One whose node has ranks, by what the coordinator says: a standby that became a worker keeps its name."""
+        live = self.live
+        nodes = ask(self.platform, live.coordinator, "status")["nodes"]
+        return psutil.Process(next(live.agents[node["node"]] for node in nodes if node["ranks"]))
 
     def end(self) -> int:
         status = self.watcher.wait(DEADLINE_S)

@@ -52,3 +52,24 @@ def test_verbs_that_need_nothing_work(tmp_path: pathlib.Path, verb: str) -> None
     """What needs no extra works without any."""
     done = base(tmp_path, "-m", "packtrain.cli.main", verb)
     assert done.returncode == 0, done.stderr
+
+
+PROGRAM = """
+import os, signal, sys, time
+attempt = int(os.environ["PACKTRAIN_ATTEMPT"])
+print("attempt", attempt, "rank", os.environ["RANK"])
+if attempt == 1 and os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+if attempt < 3:
+    time.sleep(600)
+"""
+
+
+def test_any_program_is_kept_alive(tmp_path: pathlib.Path) -> None:
+    """`packtrain run` needs the base alone: what was killed, and what does nothing, begins again."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    sets = ("--set", "supervise.beat_overdue_s=5", "--set", "supervise.progress_s=11")
+    command = ("-m", "packtrain.cli.main", "run", "--procs-per-node", "2", *sets, "--")
+    done = base(tmp_path, *command, str(tree.ROOT / PYTHON), "program.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "done: 3 attempts" in done.stdout and "supervise.progress_s" in done.stdout

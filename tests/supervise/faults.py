@@ -106,10 +106,14 @@ def _ask(op: str) -> Callable[[Simulation], None]:
 
 
 def _word_back(sim: Simulation, op: str, node: Node) -> None:
-    if sim.coordinator.alive:
-        sim.coordinator.desk.happened(Asked(ns=sim.coordinator.clock.ns, op=op, node=node))
-    else:
-        sim.later(1, lambda: _word_back(sim, op, node))
+    """A person looks again and again whether the word is needed: one said to a coordinator that died is lost, and one
+    that waits for the log may be obeyed late."""
+    desk = sim.coordinator.desk
+    known = desk.state.nodes.get(node)
+    needed = desk.state.run.paused if op == "resume" else known and (known.cordoned or known.draining)
+    if needed and sim.coordinator.alive:
+        desk.happened(Asked(ns=sim.coordinator.clock.ns, op=op, node=node))
+    sim.later(2, lambda: _word_back(sim, op, node))
 
 
 def _other_code(sim: Simulation) -> None:

@@ -119,7 +119,7 @@ class Agent:
         self.alive = True
         self.stopped_until = 0.0
         self.side = AgentSide(node, self.token, sim.terms.get(node, 0))
-        self.attempt = 0
+        self.attempt = self.called = 0
         self.order: dict[int, tuple[int, Word]] = {}
         self.carrier = False
         self.told: dict[tuple[int, int], list[float]] = {}
@@ -138,6 +138,9 @@ class Agent:
         self._watch_ranks()
         sim = self.sim
         self.side.lost(sim.ns)
+        if sim.coordinator.term > self.called and sim.now >= sim.cut.get(self.node, 0.0):
+            self.called = sim.coordinator.term  # the file with its address was replaced
+            self.side.anew(sim.ns)
         hello = m.Hello(
             node=self.node, agent=self.token, boot_id="b", term=self.side.term, attempt=self.attempt, version="t",
             procs=sim.procs, host=self.node,
@@ -324,7 +327,8 @@ class Coordinator:
             case BringBack():
                 self.desk.happened(Done(ns=ns, id=id))
             case Write():
-                sim.journal.append(own.record)
+                if self is sim.coordinator:  # what one believes that leads no more is in the way of no report's count
+                    sim.journal.append(own.record)
             case Finish():
                 self.alive = False
                 sim.finish = own if self is sim.coordinator else sim.finish

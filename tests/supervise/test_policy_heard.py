@@ -83,3 +83,13 @@ def test_retention_is_asked_of_one_carrier_at_a_time() -> None:
     assert not actions(play.happened(CarrierWanted(request="{}")), m.AskCarrier)
     play.did_all()
     assert actions(play.happened(CarrierWanted(request="{}")), m.AskCarrier)
+
+
+def test_only_the_node_that_was_asked_can_say_that_it_did() -> None:
+    """An outcome with the id of another node's action leaves that one to be done."""
+    play = Play(nodes=2)
+    launch = next(one for one in play.begun() if one.node == "n1")
+    play.edge("n0", m.Did(id=launch.id))
+    assert launch.id in play.state.pending
+    play.edge("n1", m.Did(id=launch.id))
+    assert launch.id not in play.state.pending
