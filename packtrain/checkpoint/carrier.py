@@ -34,7 +34,17 @@ from packtrain.checkpoint.far import CONFIRM_S, PATIENCE_S, Far, part_of
 from packtrain.checkpoint.homes import HUNG_MAX, Homes, Hung
 from packtrain.checkpoint.joint import Order, Report, Source, again_s, heard, offered, order
 from packtrain.checkpoint.mirroring import Mirroring
-from packtrain.checkpoint.neighbours import Ends, FarParts, Neighbours, asking, in_loop, other_attempt, require_ours
+from packtrain.checkpoint.neighbours import (
+    Ends,
+    FarParts,
+    Neighbours,
+    asking,
+    elsewhere,
+    in_loop,
+    lending_of,
+    other_attempt,
+    require_ours,
+)
 from packtrain.checkpoint.open_save import OpenSave
 from packtrain.checkpoint.publish import Others, Save, carry
 from packtrain.checkpoint.purge import execute
@@ -75,7 +85,7 @@ class Carrier:
         self._retaining = False
         self._verified: set[int] = set()
         self._stops = 0
-        self._hurries = False
+        self._hurries = self._run_over = False
         self._clients: set[Client] = set()
         self._ended: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
@@ -94,7 +104,7 @@ class Carrier:
         while self._stops == 0 or (self._stops == 1 and self._unfinished()):
             self.turn()
         if self._neighbours is not None:
-            self._neighbours.stop()
+            self._neighbours.stop(self._run_over)
         if self._mirroring is not None:
             self._mirroring.stop()
         for sock in (self._listener, self._woken, self._waker, *(client.sock for client in self._clients)):
@@ -108,7 +118,7 @@ class Carrier:
 
     def hurry(self) -> None:
         """The run is done: its last checkpoint is due on every mirror now. From a signal handler, too."""
-        self._hurries = True
+        self._hurries = self._run_over = True
         self._wake()
 
     def turn(self) -> None:
@@ -155,6 +165,8 @@ class Carrier:
                     self._on_retain(client, message)
                 case Stand():
                     client.send(self._stands(message.id))
+                case _:
+                    elsewhere(self._neighbours, message, lambda said: self._post(lambda: client.send(said)))
 
     def _tend_clients(self) -> None:
         """Close those that are gone, and watch for room in the sockets of those with lines unsent."""
@@ -248,7 +260,7 @@ class Carrier:
     def _carry(self, save: OpenSave) -> Commit:
         others = FarParts(self._platform, save, self._post) if save.joint.sources else Others()
         whole = _whole(save, self._begin, others)
-        return carry(self._platform, self._log, self._run_folder, whole, save.gate, self._homes, self._warn)
+        return carry(self._platform, self._log, self._run_folder, whole, save.gate, self._homes, self.warn)
 
     def _tried(self, save: OpenSave, carry: Callable[[OpenSave], Commit]) -> Commit | PacktrainError:
         """In the save's thread. Whatever goes wrong is a result."""
@@ -261,7 +273,7 @@ class Carrier:
                 f"step {save.step}: {type(error).__name__}: {error}", where="carrier", fix="please report this"
             )
 
-    def _warn(self, error: PacktrainError) -> None:
+    def warn(self, error: PacktrainError) -> None:
         """In a thread: on record, from where the foreground brings it to the screen."""
         with suppress(OSError), closing(Journal(self._platform, f"{self._run_folder}/journal", "carrier")) as journal:
             journal.write(
@@ -501,7 +513,8 @@ def open_carrier(
     listener = platform.stream_listener(socket_path)
     carrier = Carrier(platform, run_folder, begin, latest, listener, mirroring, homes, neighbours)
     if neighbours is not None:
-        neighbours.start(socket_path, carrier.hear)
+        lending = lending_of(platform, run_folder, begin, neighbours, config, carrier.warn)
+        neighbours.start(socket_path, carrier.hear, lending)
     return carrier
 
 
@@ -523,13 +536,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quarantine", action="append", default=[], help="a home that the carrier before it hung in")
     parser.add_argument("--checkpoint", help="JSON of the run's checkpoint section; without it nothing is mirrored")
     parser.add_argument("--peers", help="JSON, node -> host:port of the carriers of this run; run.pem lies beside it")
+    parser.add_argument("--domains", default="{}", help="JSON, node -> failure domain, as far as they are known")
     parser.add_argument("--listen", default="127.0.0.1", help="address of this node at which other carriers reach it")
     args = parser.parse_args(argv)
     config = msgspec.json.decode(args.checkpoint, type=CheckpointConfig) if args.checkpoint else None
+    domains = msgspec.json.decode(args.domains, type=dict[str, str])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the foreground, which decides what ends when
     try:
         platform, trusted = LocalPlatform(), config is not None and config.trusted_network
-        neighbours = Neighbours(platform, args.peers, args.listen, trusted) if args.peers else None
+        neighbours = Neighbours(platform, args.peers, args.listen, trusted, domains) if args.peers else None
         carrier = open_carrier(platform, args.run, args.socket, args.begin, config, args.quarantine, neighbours)
         signal.signal(signal.SIGTERM, lambda signum, frame: carrier.stop())
         signal.signal(signal.SIGUSR1, lambda signum, frame: carrier.hurry())

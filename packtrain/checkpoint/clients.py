@@ -7,13 +7,17 @@ The wire: lines of JSON, both ways. A client sends
      "data_index":1200,"plan_hash":"..","seed":0,"code_hash":"..","meta":{}}      types: checkpoint/format.py
     {"op":"retain","id":8,"grace_s":3600.0,"actions":[{"action":"purge","folder":"step-...","reason":"..."}...]}
     {"op":"stand","id":9}
+    {"op":"lend","id":10,"attempt":3,"step":1200,"writer":"r00000","image":"/dev/shm/.../r00000.a0003.2.g0","of":8}
+    {"op":"fetch","id":11,"writers":{"r00003":"n2"},"deadline_s":600.0}
 
-and is answered at once, then, but for `stand`, once more when it is over:
+and is answered at once (but `lend` and `fetch`), then (but `stand`) once more when it is over:
 
     {"re":"accepted","id":7}    or    {"re":"busy","id":7}            busy: nothing was taken, offer it again later
     {"re":"outcome","id":7,"ok":true,"step":1200,"commit":41,"bytes":4096,"write_s":0.8}
     {"re":"outcome","id":7,"ok":false,"step":1200,"stop":false,"error":{"name":..,"what":..,"where":..,"fix":..}}
     {"re":"outcome","id":8,"ok":true,"done":[{"action":..,"folder":..,"reason":..,"error":null}...]}
+    {"re":"outcome","id":10,"ok":true,"step":1200,"peer":"n1","seconds":2.5}
+    {"re":"outcome","id":11,"ok":true,"fetched":4096}
     {"re":"stands","id":9,"saves":1,"hung":[{"path":"/run","threads":1,"s":71.5}...],"quarantine":["/scratch/run"...]}
 
 `stands`: saves under way, homes in which threads of this process hang and for how long, homes it leaves alone because
@@ -32,7 +36,9 @@ from typing import Any
 import msgspec
 
 from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.fetching import Fetch
 from packtrain.checkpoint.format import PlacedBox, TensorSpec
+from packtrain.checkpoint.lending import Lend
 from packtrain.checkpoint.retention import Action
 from packtrain.core.errors import CommitStale, PacktrainError
 
@@ -67,7 +73,7 @@ class Stand(msgspec.Struct, frozen=True, tag_field="op", tag="stand"):
     id: int
 
 
-decode = msgspec.json.Decoder(Offer | Retain | Stand).decode
+decode = msgspec.json.Decoder(Offer | Retain | Stand | Lend | Fetch).decode
 """A line of a client; raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError."""
 _encode = msgspec.json.Encoder().encode
 

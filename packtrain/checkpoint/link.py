@@ -471,18 +471,24 @@ def parse_address(address: str) -> tuple[str, int]:
 def address_of(platform: Platform, peers: str, node: str) -> str:
     """Where the carrier of `node` is, by the file `peers` (JSON, node -> host:port), read anew each time: it is
     replaced whenever a carrier somewhere was. Raises PeerLost."""
-    try:
-        known = msgspec.json.decode(platform.read(peers), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _nowhere(node, peers, str(error)) from error
+    who = f"the carrier of node {node} is"
+    known = known_peers(platform, peers, who)
     if node not in known:
-        raise _nowhere(node, peers, "that node is not in it")
+        raise _nowhere(who, peers, "that node is not in it")
     return known[node]
 
 
-def _nowhere(node: str, peers: str, why: str) -> PeerLost:
+def known_peers(platform: Platform, peers: str, who: str = "the other carriers are") -> dict[str, str]:
+    """Node -> host:port, of the carriers that are up. Raises PeerLost."""
+    try:
+        return msgspec.json.decode(platform.read(peers), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _nowhere(who, peers, str(error)) from error
+
+
+def _nowhere(who: str, peers: str, why: str) -> PeerLost:
     return PeerLost(
-        f"nobody knows where the carrier of node {node} is: {why}", where=peers,
+        f"nobody knows where {who}: {why}", where=peers,
         fix="nothing: the agents write this file when that carrier is up; it is read again",
     )
 

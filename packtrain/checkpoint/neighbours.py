@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 import queue
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from packtrain.checkpoint import joint
+from packtrain.checkpoint.asking import Around
 from packtrain.checkpoint.clients import Offer
 from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.far import Ask
+from packtrain.checkpoint.fetching import Fetch
 from packtrain.checkpoint.format import PartEntry
 from packtrain.checkpoint.joint import OFFERS_BYTES_MAX, OVER_MAX, Order, Report, Trial
-from packtrain.checkpoint.link import LinkClient, LinkServer, Reply, Request, address_of, body_of, write_address
+from packtrain.checkpoint.lending import Lend, Lending
+from packtrain.checkpoint.link import (
+    LinkClient,
+    LinkServer,
+    Reply,
+    Request,
+    address_of,
+    body_of,
+    known_peers,
+    write_address,
+)
 from packtrain.checkpoint.open_save import OpenSave
 from packtrain.checkpoint.publish import Others
-from packtrain.core.errors import CommitStale, PacktrainError, PeerLost, SaveFailed
+from packtrain.core.errors import CommitStale, PacktrainError, PeerCopyFailed, PeerLost, SaveFailed
 from packtrain.core.pinned import KEY_FILE, Pinned
 from packtrain.core.platform import Platform
+from packtrain.core.transfer import Rate, unlimited
 
 ASK_S = 10.0
 LOOK_S = 0.05
@@ -34,26 +50,76 @@ Hear = Callable[[Report, list[Offer]], Order]
 class Neighbours:
     """Listens for other carriers, and knows where they are.
 
-    `peers`: a file, JSON of node -> host:port, replaced by the agent. `trusted`: plain TCP. Raises OSError.
+    `peers`: a file, JSON of node -> host:port, replaced by the agent. `trusted`: plain TCP. `domains`: node -> failure
+    domain. Raises OSError.
     """
 
-    def __init__(self, platform: Platform, peers: str, host: str, trusted: bool) -> None:
+    def __init__(
+        self, platform: Platform, peers: str, host: str, trusted: bool, domains: Mapping[str, str] | None = None
+    ) -> None:
         self._platform, self._peers = platform, peers
+        self.domains = domains or {}
+        self.lending: Lending | None = None
         self._pinned = None if trusted else Pinned(posixpath.join(posixpath.dirname(peers), KEY_FILE))
         self.server = LinkServer(platform, host, self._pinned, {})
         """Others may add what they answer, before it starts."""
 
-    def start(self, socket_path: str, hear: Hear) -> None:
+    def start(self, socket_path: str, hear: Hear, lending: Lending | None = None) -> None:
+        if lending is not None:
+            self.lending = lending
+            self.server.answers.update(lending.answers)
+            lending.start()
         self.server.answers["part"] = lambda request: _answer(request, hear)
         self.server.start()
         write_address(self._platform, socket_path, self.server.address)
 
-    def stop(self) -> None:
+    def stop(self, run_over: bool = False) -> None:
+        """`run_over`: what is kept in memory for others goes."""
         self.server.stop()
+        if self.lending is not None:
+            self.lending.stop(run_over)
 
-    def client(self, node: str) -> LinkClient:
-        """Of the carrier of that node, wherever it is when it is asked."""
-        return LinkClient(self._platform, lambda: address_of(self._platform, self._peers, node), self._pinned)
+    def client(self, node: str, rate: Rate = unlimited) -> LinkClient:
+        """Of the carrier of that node, wherever it is when it is asked. `rate`: cap of what is sent."""
+        return LinkClient(self._platform, lambda: address_of(self._platform, self._peers, node), self._pinned, rate)
+
+    def nodes(self) -> list[str]:
+        """Of all carriers that are known by now. Raises PeerLost."""
+        return list(known_peers(self._platform, self._peers))
+
+
+def lending_of(
+    platform: Platform, run_folder: str, begin: Commit, neighbours: Neighbours, config: CheckpointConfig | None,
+    warn: Callable[[PacktrainError], None],
+) -> Lending:
+    """Peer memory as the run's checkpoint section wants it."""
+    config = config or CheckpointConfig()
+    cap = config.peer_bytes_per_s_max or math.inf
+    around = Around(
+        platform.node(), lambda node: neighbours.client(node, lambda: cap), neighbours.nodes, neighbours.domains
+    )
+    return Lending(platform, run_folder, begin, around, config.deadline_s, warn)
+
+
+def elsewhere(
+    neighbours: Neighbours | None, message: Lend | Fetch, told: Callable[[dict[str, Any]], None]
+) -> None:
+    """Lend or fetch a slot; `told` hears the outcome, from any thread."""
+    lending = neighbours.lending if neighbours is not None else None
+
+    def tell(result: dict[str, Any] | PacktrainError) -> None:
+        told({"re": "outcome", "id": message.id, **_said(result)})
+
+    if lending is None:
+        tell(PeerCopyFailed("this carrier knows of no other node", where="carrier", fix="start it with --peers"))
+    elif isinstance(message, Lend):
+        lending.lend(message, tell)
+    else:
+        threading.Thread(target=lambda: tell(lending.fetching.fetch(message)), daemon=True, name="fetch").start()
+
+
+def _said(result: dict[str, Any] | PacktrainError) -> dict[str, Any]:
+    return {"ok": False, "error": result.as_dict()} if isinstance(result, PacktrainError) else {"ok": True, **result}
 
 
 def asking(client: LinkClient) -> Ask:

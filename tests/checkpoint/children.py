@@ -23,7 +23,7 @@ from packtrain.checkpoint.neighbours import Neighbours
 from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import choose_buffer_folder
-from packtrain.core.bulk import Image
+from packtrain.core.bulk import Image, Mapped
 from packtrain.core.contract import CarrierClient
 from packtrain.core.platform import File, LocalPlatform
 from tests.checkpoint.worlds import big_state, same_bits
@@ -75,6 +75,14 @@ class _MortalImage(Image):
         self._image.close()
 
 
+class _MortalMapped(Mapped):
+    def __init__(self, mapped: Mapped, mortal: MortalPlatform) -> None:
+        self.buffer, self._mortal = mapped.buffer, mortal
+
+    def filled(self, start: int, stop: int) -> None:
+        self._mortal.count()
+
+
 class MortalPlatform(LocalPlatform):
     """The real machine, on which this process gets a real signal right before its k-th change of a file; 0: never."""
 
@@ -108,6 +116,14 @@ class MortalPlatform(LocalPlatform):
         self.count()
         return _MortalImage(super().create_image(path, size, mode), self)
 
+    def map_file(self, path: str, size: int) -> Mapped:
+        self.count()
+        return _MortalMapped(super().map_file(path, size), self)
+
+    def replace(self, source: str, target: str) -> None:
+        self.count()
+        super().replace(source, target)
+
     def link(self, source: str, target: str) -> None:
         self.count()
         super().link(source, target)
@@ -126,6 +142,8 @@ def carrier(spec: dict[str, Any], report: Report) -> None:
     platform.before = lambda: report("signalled")
     neighbours = Neighbours(platform, spec["peers"], "127.0.0.1", trusted=False) if "peers" in spec else None
     serving = open_carrier(platform, spec["run"], spec["socket"], spec["begin"], neighbours=neighbours)
+    signal.signal(signal.SIGUSR1, lambda signum, frame: serving.hurry())
+    signal.signal(signal.SIGTERM, lambda signum, frame: serving.stop())
     report("ready")
     serving.serve()
 
@@ -195,6 +213,29 @@ def rememberer(spec: dict[str, Any], report: Report) -> None:
         saver.remember(step, pieces, {"data_index": step})
 
 
+def member(spec: dict[str, Any], report: Report) -> None:
+    """One writer of several nodes: remembers each step that the file `go` allows, and tells when its peer has it."""
+    os.environ["PACKTRAIN_NODE"] = spec["node"]
+    platform = LocalPlatform()
+    begin = CommitLog(platform, f"{spec['run']}/commits").begun()
+    assert begin is not None
+    where = choose_buffer_folder(platform, spec["run"], 1 << 20, spec["writer"], begin, peer=True)
+    saver = Saver(platform, where, CarrierClient(spec["socket"]), begin.attempt, spec["writer"], 30.0, begin, 1)
+    for step in itertools.count(begin.step + 1):
+        while int(platform.read(f"{spec['run']}/go") or b"-1") < step:
+            platform.sleep(0.002)
+        saver.remember(step, big_state(begin.attempt, step, len(begin.writers), spec["writer"]), {"data_index": step})
+        report(f"fills {step}")
+        before = saver.copied, saver.not_copied
+        while (saver.copied, saver.not_copied) == before:
+            saver.poll()
+            platform.sleep(0.002)
+        report(f"copied {step}" if saver.copied > before[0] else f"missed {step}")
+
+
+ROLES = {"worker": worker, "carrier": carrier, "rememberer": rememberer, "stayer": stayer, "member": member}
+
+
 def _fork(spec: dict[str, Any], reports: int) -> int:
     pid = os.fork()
     if pid:
@@ -203,7 +244,7 @@ def _fork(spec: dict[str, Any], reports: int) -> int:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        {"worker": worker, "carrier": carrier, "rememberer": rememberer, "stayer": stayer}[spec["role"]](
+        ROLES[spec["role"]](
             spec, lambda event: os.write(reports, f"{spec['id']} {event}\n".encode())
         )
         status = 0
