@@ -17,6 +17,7 @@ from packtrain.cli.launch import PRELOAD, child_env
 from packtrain.cli.world import World, alive, record, table
 from packtrain.core.errors import LayoutError, RunHeld
 from packtrain.core.holder import hold
+from packtrain.core.pinned import KEY_FILE
 from packtrain.core.platform import LocalPlatform
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import local
@@ -137,6 +138,8 @@ def test_all_of_a_run_is_started_and_cleared(tmp_path: pathlib.Path, base: pathl
     allowed = read_allowed(platform, live.coordinator)
     assert allowed == {read_keys(platform, f"{live.base}/{name}")[0]: name for name in live.agents}
     assert os.stat(f"{live.base}/job.json").st_mode & 0o777 == 0o600
+    secrets = {pathlib.Path(live.base, name, KEY_FILE).read_bytes() for name in live.agents}
+    assert len(secrets) == 1 and os.stat(f"{live.base}/n0/{KEY_FILE}").st_mode & 0o777 == 0o600
     assert sorted(keeper.started) == ["c", "n0", "n1", "n2"]
     for process in keeper.started.values():
         process.send_signal(9)

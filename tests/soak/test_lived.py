@@ -14,16 +14,16 @@ from tests.soak.lived import Lived
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 STEPS = 200
-OPTIONS = "--nodes", "1", "--spares", "1", "--procs-per-node", "2"
-Start = Callable[[], Lived]
+LAYOUTS = (("--nodes", "2", "--spares", "1"), ("--nodes", "1", "--spares", "1", "--procs-per-node", "2"))
+Start = Callable[[tuple[str, ...]], Lived]
 
 
 @pytest.fixture
 def start(tmp_path: pathlib.Path, store: pathlib.Path) -> Iterator[Start]:
     runs: list[Lived] = []
 
-    def started() -> Lived:
-        runs.append(Lived(tmp_path / str(len(runs)), store, STEPS, *OPTIONS))
+    def started(options: tuple[str, ...]) -> Lived:
+        runs.append(Lived(tmp_path / str(len(runs)), store, STEPS, *options))
         return runs[-1]
 
     yield started
@@ -31,13 +31,14 @@ def start(tmp_path: pathlib.Path, store: pathlib.Path) -> Iterator[Start]:
         run.clear()
 
 
-def test_killed_pieces_leave_no_trace_in_the_bits(start: Start) -> None:
+@pytest.mark.parametrize("options", LAYOUTS)
+def test_killed_pieces_leave_no_trace_in_the_bits(start: Start, options: tuple[str, ...]) -> None:
     """A worker, the agent of the node that works and the coordinator are killed one after the other: two more attempts,
     the second on the spare; none for the coordinator. The end is that of a run nobody touched, bit for bit, and nothing
     is left of either outside its folder."""
-    quiet = start()
+    quiet = start(options)
     assert quiet.end() == 0, quiet.said()
-    run = start()
+    run = start(options)
     run.until_trained(1)
     base = pathlib.Path(run.live.base)
     run.processes("packtrain.train")[-1].send_signal(signal.SIGKILL)

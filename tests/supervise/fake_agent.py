@@ -13,11 +13,11 @@ from packtrain.core.platform import Process
 from packtrain.core.units import NS
 from packtrain.supervise import keys
 from packtrain.supervise.agent import Agent
-from packtrain.supervise.place import Place
 from packtrain.supervise.config import SuperviseConfig
 from packtrain.supervise.job import Job
 from packtrain.supervise.keys import Address
 from packtrain.supervise.messages import Action, AgentEvent, Do, Edge, FromAgent, FromCoordinator, Launch, Welcome
+from packtrain.supervise.place import Place
 from packtrain.supervise.processes import Marked, Processes
 from packtrain.supervise.quiet import Usage
 from packtrain.supervise.requests import Requests
