@@ -76,8 +76,15 @@ def test_a_disk_that_hangs_is_held_against_nobody() -> None:
     """While its log cannot be looked at nobody knows whether a program prints."""
     node = started()
     node.pass_s(10)
-    node.platform.faults = lambda op, path, n: node.platform.pause(300) if op == "size" and n == 1 else None
-    assert not idle(node, after_s=150)
+    hangs_s = [300.0]
+
+    def hang_once(op: str, path: str, n: int) -> None:
+        if op == "size" and hangs_s:
+            node.platform.pause(hangs_s.pop())
+
+    node.platform.faults = hang_once
+    assert not idle(node, after_s=450) and not hangs_s
+    assert len(idle(node, after_s=100)) == 2
 
 
 @pytest.mark.parametrize("word", [Word.STOP, Word.DRAIN, Word.SAVE])
