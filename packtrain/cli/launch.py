@@ -68,8 +68,9 @@ def launch(
     if run.resumed and finished(platform, run, profile_steps):
         return EXIT_DONE
     code = stay(platform, run, profile_steps, world)
-    if code == EXIT_DONE:
-        print(closing(gather(platform, run.folder).facts, run.folder))
+    facts = gather(platform, run.folder).facts
+    if code == EXIT_DONE and facts.state == "done":  # and not left to itself
+        print(closing(facts, run.folder))
         print(f'next: packtrain sample {run.name} --prompt "def "\n      packtrain report {run.name}')
     return code
 

@@ -132,8 +132,9 @@ def start(name: str | None, new: bool, wanted: ProgramSpec) -> int:
         print(f"run {chosen!r} is finished; --new starts another\n  packtrain report {chosen}")
         return EXIT_DONE
     code = world.stay_with(platform, job_of(chosen, folder, recorded), Following(platform, folder), launch.child_env())
-    if code == EXIT_DONE:
-        print(closing(gather(platform, folder).facts, folder))
+    facts = gather(platform, folder).facts
+    if facts.state == "done":  # and not left to itself
+        print(closing(facts, folder))
     return code
 
 

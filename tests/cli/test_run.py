@@ -52,3 +52,25 @@ def test_a_program_is_kept_alive_and_stopped_and_goes_on(tmp_path: pathlib.Path)
     assert code == 0 and "program: done" in report
     for reason in ("killed by SIGKILL", "stopped (SIGSTOP)", "stopped on request (75)", "done (0)"):
         assert reason in report, report
+
+
+def test_a_program_is_left_to_itself_and_watched_again(tmp_path: pathlib.Path) -> None:
+    """A terminal that goes away leaves the run alone, which is not "done"; `attach` sees it end."""
+    (tmp_path / "waits.py").write_text(
+        "import os, time\nprint('begun')\nwhile not os.path.exists('go'):\n    time.sleep(0.1)\n    print('waits')\n"
+    )
+    log = tmp_path / "runs/waits/logs/0001/0.log"
+    with start(tmp_path, "run", "--", sys.executable, "waits.py") as first:
+        for _ in range(1500):
+            if log.exists() and log.read_text():
+                break
+            assert first.poll() is None, first.communicate()
+            LocalPlatform().sleep(0.02)
+        first.send_signal(signal.SIGHUP)
+        out, errors = first.communicate(timeout=30)
+    assert first.returncode == 0 and "detached: waits goes on" in out and "done:" not in out, (out, errors)
+    with start(tmp_path, "attach", "waits") as second:
+        assert second.stdout is not None and second.stdout.readline() == "waits\n"
+        (tmp_path / "go").touch()
+        out, errors = second.communicate(timeout=30)
+    assert second.returncode == 0 and "attempt 1 ended: done (0)" in out, (out, errors)
