@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packtrain.core.contract import LINE_BYTES_MAX, CarrierClient
+from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import EXIT_AGAIN, CarrierLost
+from packtrain.core.offers import LINE_BYTES_MAX
 
 Script = Callable[["Carrier"], None]
 
