@@ -40,6 +40,7 @@ from packtrain.core.records import (
     RunFinished,
     SaveDone,
 )
+from packtrain.core.units import NS
 from packtrain.core.wire import json_object
 from packtrain.monitor.fold import Facts
 from packtrain.supervise import local
@@ -67,14 +68,14 @@ from packtrain.supervise.hosts import Hosts
 from packtrain.supervise.job import Job, read_job
 from packtrain.supervise.keys import Address, write_address
 from packtrain.supervise.link import Arrived, Listener
-from packtrain.supervise.messages import FromCoordinator
+from packtrain.supervise.messages import FromCoordinator, Pulse
 from packtrain.supervise.mirrors import shortfall
 from packtrain.supervise.operator import Operator, refused
 from packtrain.supervise.status import status
 from packtrain.supervise.waits import Waits
 
 LOOK_S = 0.1
-"""A look at everything comes at least this often; a message or a request wakes it earlier."""
+"""A look at everything comes this often, and when a message says more than that a node lives."""
 DECISIONS = "decisions"
 ANSWER_BYTES_MAX = 1 << 20
 
@@ -114,6 +115,8 @@ class Coordinator:
         """What is known of attempts, nothing else: how often they failed."""
         self._published = -1
         self._peers: dict[str, bytes] = {}
+        self._look_ns = 0
+        """When the next look at everything is due."""
         self._operator = Operator(platform, home, self._answer)
         self._finish: Finish | None = None
 
@@ -144,14 +147,26 @@ class Coordinator:
     def _look(self) -> None:
         """The clock first: time nobody watched must not be held against what is about to be heard."""
         ns = self._clock.look(self._platform.boot_ns())
+        news = self._hear(ns)
+        self._operator.look()
+        if news or ns >= self._look_ns:
+            self._look_ns = ns + round(LOOK_S * NS)
+            self._look_at_all(ns)
+
+    def _hear(self, ns: int) -> bool:
+        """Whether something else than pulses arrived: of those thousands come a second, and they can wait."""
+        news = False
         for arrived in self._link.receive():
             self._peers[arrived.node] = arrived.peer
             self._desk.hear(ns, arrived.message)
+            news = news or not isinstance(arrived.message, Pulse)
+        return news
+
+    def _look_at_all(self, ns: int) -> None:
         self._follow_journal(ns)
         for id in self._waits.look(ns):
             self._desk.happened(Done(ns=ns, id=id))
         self._desk.look(ns, self._platform.wall_s())
-        self._operator.look()
         if self._desk.outdated:
             raise _outdated(self._term)
         for issued in self._desk.own():
