@@ -254,12 +254,10 @@ def look(platform: Platform, run_folder: str, log: CommitLog) -> Found:
     """The newest step that every writer of the last begun attempt holds whole, if it is newer than what is on disk.
 
     An attempt that began from memory and holds nothing of its own yet may be begun again from the same. What cannot be
-    looked at is not there: the disk has what was published. Nor is anything once the log was taken over: what was
-    copied after its last record belongs to the log that was closed.
+    looked at is not there: the disk has what was published.
     """
-    begun = next((commit for commit in log.follow(log.head()) if commit.kind != "save"), None)
-    point = log.restore_point()
-    if begun is None or begun.kind == "moved":
+    begun, point = last_begun(log), log.restore_point()
+    if begun is None:
         return Found()
     try:
         here = held(platform, run_folder)
@@ -267,6 +265,14 @@ def look(platform: Platform, run_folder: str, log: CommitLog) -> Found:
         return Found(None, f"memory cannot be looked at: {error}")
     chosen = choose([one for one in here if one.own], begun, point.step if point is not None else -1)
     return Found(chosen.memory, chosen.note if chosen.memory or chosen.lacking else "")
+
+
+def last_begun(log: CommitLog) -> Commit | None:
+    """The record of the last attempt, from whose slots another may begin. None in a log that was closed or taken over:
+    what was copied after its last record belongs to the log that was closed.
+    """
+    last = next((commit for commit in log.follow(log.head()) if commit.kind != "save"), None)
+    return last if last is not None and last.kind == "begin" else None
 
 
 class Chosen(NamedTuple):

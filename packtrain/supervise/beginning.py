@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from packtrain.checkpoint import slots
 from packtrain.checkpoint.asked import wished
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.mirrors import others
@@ -25,6 +26,7 @@ from packtrain.core.platform import Platform
 from packtrain.core.units import NS
 from packtrain.monitor.fold import Facts, failures
 from packtrain.supervise.events import Begin, Begun
+from packtrain.supervise.held import Taken, taken
 from packtrain.supervise.job import Job
 from packtrain.supervise.sockets import free_port
 from packtrain.supervise.state import State
@@ -59,17 +61,25 @@ class Beginnings:
         platform, folder = self._platform, self._job.run_folder
         wish = wished(platform, folder, self._log)
         parent = self._further_back(asked.back) if asked.back else wish.number if wish else None
-        begin = self._log.begin(parent, asked.writers, asked.node, term=self._term)
+        found = self._in_memory(asked, state) if parent is None and not asked.back and asked.memory else Taken()
+        begin = self._log.begin(parent, asked.writers, asked.node, memory=found.memory, term=self._term)
         restored = self._log.restore_point()
         platform.mkdir(f"{folder}/logs/{begin.attempt:04d}")
         failed, ns = failures([one for one in past.attempts if one.attempt < begin.attempt])
-        away = restored is not None and self._is_away(restored)
+        away = restored is not None and begin.memory is None and self._is_away(restored)
         return Begun(
             id=id, attempt=begin.attempt, begin=begin.number, step=begin.step,
-            rolled_back=parent is not None, restore=f"{restored.number}:{restored.digest}" if restored else "",
+            rolled_back=parent is not None, restore=_what(begin, restored),
+            memory=begin.memory is not None, memory_from=found.moves, note=found.note,
             master=self._master(state, asked.node, begin.attempt), away=away,
             failures=failed, node_minutes=round(ns / (60 * NS)),
         ), begin
+
+    def _in_memory(self, asked: Begin, state: State) -> Taken:
+        begun, point = slots.last_begun(self._log), self._log.restore_point()
+        if begun is None:
+            return Taken()
+        return taken(state.nodes, asked.writers, begun, point.step if point is not None else -1)
 
     def _master(self, state: State, node: str, attempt: int) -> str:
         known = state.nodes.get(node)
@@ -100,3 +110,10 @@ class Beginnings:
             if others(config.mirrors, folder) and missing(self._platform, folder, restored):
                 return restored in owed(survey(self._platform, folder), config)
         return False
+
+
+def _what(begin: Commit, restored: Commit | None) -> str:
+    """What workers restore, as `Launch.restore`."""
+    if begin.memory is not None:
+        return f"{begin.number}:{begin.memory[2]}"
+    return f"{restored.number}:{restored.digest}" if restored is not None else ""

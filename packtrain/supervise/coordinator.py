@@ -242,7 +242,8 @@ class Coordinator:
         begun, record = self._beginnings.begin(id, own, self._desk.state, self._past)
         if record is not None:
             self._journal.write(AttemptBegan(
-                attempt=record.attempt, commit=record.number, parent=record.parent, restore_step=record.step
+                attempt=record.attempt, commit=record.number, parent=record.parent, restore_step=record.step,
+                note=begun.note,
             ), durable=True)
         self._desk.happened(msgspec.structs.replace(begun, ns=self._clock.ns))
 
@@ -282,7 +283,10 @@ class Coordinator:
 
 def setup_of(job: Job) -> Setup:
     sizes = sorted(int(size) for size in job.worlds if int(size) < job.nodes)
-    return Setup(nodes=job.nodes, procs=job.procs, worlds=tuple(sizes), plain=job.plain, supervise=job.supervise)
+    return Setup(
+        nodes=job.nodes, procs=job.procs, worlds=tuple(sizes), plain=job.plain, supervise=job.supervise,
+        memory=bool(job.checkpoint.memory_every_steps) and not job.plain,
+    )
 
 
 def _word(request: Mapping[str, Any], ns: int) -> Asked | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from packtrain.core.errors import CarrierLost
 from packtrain.core.records import NodeBack, NodeSuspected, StacksTaken
 from packtrain.core.units import NS
-from packtrain.supervise import causes, remedies
+from packtrain.supervise import causes, held, remedies
 from packtrain.supervise.asked import stop_for_change
 from packtrain.supervise.assign import members, spares
 from packtrain.supervise.ending import ACTIVE, CARRIER_S, end, gone
@@ -27,6 +27,7 @@ from packtrain.supervise.messages import (
     RankStalled,
     Stacks,
     TakeStacks,
+    TellHeld,
 )
 from packtrain.supervise.state import ENDING, LAUNCHING, RUNNING, Issued, State, Trouble, Turn
 
@@ -48,7 +49,7 @@ def joined(turn: Turn, event: Joined) -> None:
     turn.drop(name)
     turn.node(
         name, agent=event.agent, boot_id=event.boot_id, host=event.host, procs=event.procs, seq=0, here=True,
-        silent_ns=0, back_ns=turn.ns, attempt=event.attempt, carrier="", draining="",
+        silent_ns=0, back_ns=turn.ns, attempt=event.attempt, carrier="", draining="", held=None,
         blames=max(known.blames if known else 0, turn.run.lemons.get(event.host, 0)),
     )
     if known is not None:
@@ -121,6 +122,8 @@ def _did(turn: Turn, name: str, did: Did, issued: Issued) -> None:
     match issued.action:
         case EndAttempt(attempt=attempt) if attempt == turn.nodes[name].attempt:
             turn.node(name, attempt=0)
+        case TellHeld():
+            held.told(turn, name, did, issued)
         case Launch(attempt=attempt) if did.error and attempt == turn.run.attempt and turn.run.stage in ACTIVE:
             end(turn, Trouble(kind="launch", reason=f"node {name} cannot start workers: {did.error}", node=name))
         case _ if did.error:

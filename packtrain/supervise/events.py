@@ -36,6 +36,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of nodes below `nodes` that the job can also run on."""
     plain: bool = False
     """A program that sends no `ready`, and is not waited for."""
+    memory: bool = False
+    """Its workers keep their state in memory, too, from which the next attempt may begin."""
     supervise: SuperviseConfig = SuperviseConfig()
 
 
@@ -102,7 +104,11 @@ class Begun(Event, tag="begun"):
     """That lies further back than what the log led to."""
     restore: str = ""
     memory: bool = False
-    memory_from: dict[str, str] = {}
+    """It restores what its nodes hold in memory."""
+    memory_from: dict[str, dict[str, str]] = {}
+    """Node -> its `Launch.memory_from`."""
+    note: str = ""
+    """Of `AttemptBegan`."""
     master: str = ""
     away: bool = False
     """What it restores was taken away from outside, and a mirror can bring it back."""

@@ -20,7 +20,7 @@ from packtrain.core.contract import Word
 from packtrain.core.errors import EXIT_AGAIN, NodesMissing, error_named
 from packtrain.core.records import AttemptEnded, WorldChosen
 from packtrain.core.units import NS
-from packtrain.supervise import causes, remedies
+from packtrain.supervise import causes, held, remedies
 from packtrain.supervise.asked import asked, maintenance, order_all, stop_for_change
 from packtrain.supervise.assign import largest_world, members, places, ranks_of, spares, usable, world_now
 from packtrain.supervise.edges import back, from_node, joined, silent, slow
@@ -150,11 +150,12 @@ def _waiting(turn: Turn) -> None:
     run = turn.run
     if run.stopping:
         return remedies.finish(turn, EXIT_AGAIN, "stopped on request", remedies.stopped())
+    told = held.all_told(turn)
     if turn.ns < run.begin_ns:
         return
     count = world_now(run, turn.nodes, turn.ns)
     if count:
-        return _begin(turn, count)
+        return _begin(turn, count) if told else None
     if turn.ns - run.since_ns >= run.setup.supervise.nobody_s * NS:
         _nobody(turn)
 
@@ -187,12 +188,12 @@ def _begun(turn: Turn, event: Begun) -> None:
     if event.error:
         return _not_begun(turn, event)
     run = turn.run
-    held = event.step if event.memory else -1
+    recalled = event.step if event.memory else -1
     turn.set(
         attempt=event.attempt, begin=event.begin, began_ns=turn.ns, first=False, refused=0, order=GO, purpose="",
         trouble=None, ended=0, ended_ns=0, stacks_ns=0, kill_at_ns=0, grow_ns=0, attempt_step=-1,
-        best_step=event.step if event.rolled_back else max(run.best_step, held),
-        highest_step=max(run.highest_step, held),
+        best_step=event.step if event.rolled_back else max(run.best_step, recalled),
+        highest_step=max(run.highest_step, recalled),
         launch=Launchable(
             restore=event.restore, memory=event.memory, memory_from=event.memory_from, master=event.master,
             failures=event.failures, node_minutes=event.node_minutes,
@@ -202,6 +203,9 @@ def _begun(turn: Turn, event: Begun) -> None:
         attempt=event.attempt, nodes=members(turn.nodes), procs=run.setup.procs,
         spares=spares(run.setup, turn.nodes), wanted=run.setup.nodes
     )))
+    if event.note:
+        turn.say(event.note)
+    held.forget(turn)
     turn.new_ranks({})
     if run.stopping:
         return _leave_unbegun(turn)
@@ -246,8 +250,9 @@ def _launch_on(turn: Turn, name: str, ranks: tuple[int, ...]) -> None:
     turn.node(name, attempt=run.attempt, carrier="")
     turn.do(name, Launch(
         attempt=run.attempt, begin=run.begin, ranks=ranks, world_size=run.world * run.setup.procs,
-        master=launch.master, restore=launch.restore, memory=launch.memory, memory_from=launch.memory_from,
-        spec=run.spec, failures=launch.failures, node_minutes=launch.node_minutes,
+        master=launch.master, restore=launch.restore, memory=launch.memory,
+        memory_from=launch.memory_from.get(name, {}), spec=run.spec,
+        failures=launch.failures, node_minutes=launch.node_minutes,
     ))
 
 

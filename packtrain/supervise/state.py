@@ -18,7 +18,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 WAITING = "waiting"
-"""For nodes, or for a pause to be over."""
+"""For nodes, for what they hold in memory, or for a pause to be over."""
 BEGINNING = "beginning"
 """`Begin` was asked for."""
 BRINGING = "bringing"
@@ -132,7 +132,8 @@ class Launchable(Struct):
 
     restore: str = ""
     memory: bool = False
-    memory_from: dict[str, str] = {}
+    memory_from: dict[str, dict[str, str]] = {}
+    """By node."""
     master: str = ""
     failures: int = 0
     node_minutes: int = 0
@@ -166,6 +167,9 @@ class Node(Struct):
     symptom_ns: int = 0
     carrier: str = ""
     """host:port of its carrier."""
+    held: str | None = None
+    """What it holds in memory, as it told before the attempt that is to begin (held.py): JSON. None: it has not told.
+    """
 
 
 class Rank(Struct):

@@ -48,6 +48,14 @@ def _kill_agent(sim: Simulation) -> None:
     sim.later(sim.random.uniform(0.5, 20), lambda: sim.agents[node].alive or sim.start_agent(node))
 
 
+def _lose_machine(sim: Simulation) -> None:
+    """What was in its memory goes with it."""
+    node = sim.some_node()
+    sim.agents[node].die()
+    sim.held.pop(node, None)
+    sim.later(sim.random.uniform(5, 20), lambda: sim.agents[node].alive or sim.start_agent(node))
+
+
 def _cut(least: float, most: float) -> Callable[[Simulation], None]:
     def strike(sim: Simulation) -> None:
         sim.cut[sim.some_node()] = sim.now + sim.random.uniform(least, most)
@@ -143,6 +151,7 @@ FAULTS: dict[str, Callable[[Simulation], None]] = {
     "hang of one": _hang("stalled"),
     "hang of all": _hang_all,
     "kill agent": _kill_agent,
+    "lose machine": _lose_machine,
     "agent stopped": _stop_agent,
     "link flap": _cut(0.2, 3),
     "network cut": _cut(4, 30),

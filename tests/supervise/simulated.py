@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.slots import Held, Memory
 from packtrain.core.contract import Word
-from packtrain.core.errors import PacktrainError
+from packtrain.core.errors import PacktrainError, SlotDamaged
 from packtrain.core.units import NS
 from packtrain.supervise import messages as m
 from packtrain.supervise.config import SuperviseConfig
@@ -24,6 +26,7 @@ from packtrain.supervise.delivery import AgentSide
 from packtrain.supervise.desk import Desk
 from packtrain.supervise.detect import WatchedClock
 from packtrain.supervise.events import Begin, Begun, BringBack, Done, Finish, Opened, Published, Setup, Write
+from packtrain.supervise.held import Taken, taken
 from packtrain.supervise.state import AnyRecord, State, evolve
 
 CONFIG = SuperviseConfig(
@@ -46,6 +49,8 @@ class Record:
     attempt: int
     step: int
     parent: int
+    writers: tuple[str, ...] = ()
+    memory: Memory | None = None
 
 
 class Commits:
@@ -73,14 +78,30 @@ class Commits:
             number = record.parent
         return found
 
-    def begin(self, back: int) -> tuple[int, int, int]:
+    def newest(self) -> int:
+        """Step of the save that the log leads to; -1: none."""
+        saves = self.lineage()
+        return self.records[saves[0] - 1].step if saves else -1
+
+    def begun(self) -> Commit | None:
+        """The last attempt, as the commit log has it."""
+        number = len(self.records)
+        while number and self.records[number - 1].kind == "save":
+            number = self.records[number - 1].parent
+        if not number:
+            return None
+        one = self.records[number - 1]
+        return Commit(
+            number=number, kind="begin", attempt=one.attempt, step=one.step, parent=one.parent, nonce=f"b{number}",
+            writers=one.writers, memory=one.memory,
+        )
+
+    def begin(self, back: int, writers: tuple[str, ...] = (), memory: Memory | None = None) -> tuple[int, int, int]:
         """(attempt, number, step it restores)"""
         saves = self.lineage()
         parent = saves[min(back, len(saves) - 1)] if back and saves else len(self.records)
-        self.records.append(Record("begin", self.attempt + 1, -1, parent))
-        saves = self.lineage()
-        step = self.records[saves[0] - 1].step if saves else -1
-        self.records[-1].step = step
+        self.records.append(Record("begin", self.attempt + 1, -1, parent, writers, memory))
+        step = self.records[-1].step = memory[1] if memory else self.newest()
         return self.attempt, len(self.records), step
 
     def publish(self, attempt: int, step: int) -> bool:
@@ -137,7 +158,8 @@ class Agent:
             return
         self._watch_ranks()
         sim = self.sim
-        self.side.lost(sim.ns)
+        if self.side.lost(sim.ns):
+            self.side.anew(sim.ns)  # as the agent does when it calls again
         if sim.coordinator.term > self.called and sim.now >= sim.cut.get(self.node, 0.0):
             self.called = sim.coordinator.term  # the file with its address was replaced
             self.side.anew(sim.ns)
@@ -193,13 +215,22 @@ class Agent:
                     self.attempt, self.carrier = 0, False
             case m.TakeStacks():
                 self.stacks(action.attempt)
+            case m.TellHeld():
+                return self.tell_held(do.id)
             case m.Leave():
                 sim.later(0.5, self.leave)
         sim.later(0.02, lambda: self.did(do.id, error))
 
-    def did(self, id: int, error: str) -> None:
+    def tell_held(self, id: int) -> None:
+        """A disk in memory does not hang; now and then an agent is late all the same, or cannot tell."""
+        sim, found = self.sim, msgspec.json.encode(self.sim.held.get(self.node, [])).decode()
+        kind = sim.random.choices(("told", "late", "refused"), (18, 1, 1))[0]
+        error, data = ("cannot be told", "") if kind == "refused" else ("", found)
+        sim.later(8 if kind == "late" else 0.02, lambda: self.did(id, error, data))
+
+    def did(self, id: int, error: str, data: str = "") -> None:
         if self.alive:
-            self.side.did(self.sim.ns, m.Did(id=id, error=error))
+            self.side.did(self.sim.ns, m.Did(id=id, error=error, data=data))
 
     def launch(self, action: m.Launch) -> str:
         sim = self.sim
@@ -213,15 +244,33 @@ class Agent:
         self.event(m.CarrierUp(attempt=action.attempt, address=f"{self.node}:1"))
         world = sim.worlds.setdefault(action.attempt, World(action.attempt, max(0, sim.restored[action.attempt])))
         world.size = action.world_size
+        sim.launches.append(action)
+        if action.memory and not self._fetch(action):
+            sim.lacking.add((action.attempt, self.node))
         for number in action.ranks:
             world.ranks[number] = Rank(self.node, since=sim.now)
             sim.later(sim.random.uniform(0.2, 2), lambda n=number, a=action.attempt: self.ready(a, n))
         return ""
 
+    def _fetch(self, action: m.Launch) -> bool:
+        """Whether what it restores from memory came to where its workers look."""
+        sim, memory = self.sim, self.sim.commits.records[action.begin - 1].memory
+        for writer, source in action.memory_from.items():
+            found = [
+                one for one in sim.held.get(source, [])
+                if one.writer == writer and memory and (one.attempt, one.step) == memory[:2]
+            ]
+            if not found or not sim.agents[source].alive:
+                return False
+            sim.held.setdefault(self.node, []).append(msgspec.structs.replace(found[0], node=self.node, own=True))
+        return True
+
     def ready(self, attempt: int, number: int) -> None:
         sim, rank = self.sim, self.sim.worlds[attempt].ranks[number]
         if rank.state != "init" or not self.alive:
             return
+        if (attempt, self.node) in sim.lacking:
+            return sim.end(attempt, number, 75, SlotDamaged("it did not come", where="", fix="").as_dict())
         if sim.refuse_restore:
             error = sim.refuse_restore.pop()
             return sim.end(attempt, number, 75, error.as_dict())
@@ -318,11 +367,13 @@ class Coordinator:
                 if sim.commits.term != self.term:
                     self.alive = False  # and not a word to agents that may not know of the other one yet
                     return
-                attempt, number, step = sim.commits.begin(own.back)
+                found = sim.in_memory(own, self.desk.state)
+                attempt, number, step = sim.commits.begin(own.back, own.writers, found.memory)
                 sim.restored[attempt] = step
                 self.log.kill("begun")
                 self.desk.happened(Begun(
-                    ns=ns, id=id, attempt=attempt, begin=number, step=step, rolled_back=bool(own.back)
+                    ns=ns, id=id, attempt=attempt, begin=number, step=step, rolled_back=bool(own.back),
+                    memory=found.memory is not None, memory_from=found.moves, note=found.note,
                 ))
             case BringBack():
                 self.desk.happened(Done(ns=ns, id=id))
@@ -342,10 +393,17 @@ class Simulation:
     def __init__(
         self, seed: int = 0, nodes: int = 3, spares: int = 1, procs: int = 1, steps: int = 40,
         worlds: tuple[int, ...] = (1, 2), loss: float = 0.0, quick: bool = True, plain: bool = False,
+        memory: bool = False, peers: bool = False,
     ) -> None:
         self.random = random.Random(seed)
         self.quick, self.procs, self.steps, self.loss = quick, procs, steps, loss
-        self.setup = Setup(nodes=nodes, procs=procs, worlds=worlds, supervise=CONFIG, plain=plain)
+        self.setup = Setup(nodes=nodes, procs=procs, worlds=worlds, supervise=CONFIG, plain=plain, memory=memory)
+        self.peers = peers
+        self.held: dict[Node, list[Held]] = {}
+        """What lies in the memory of each; it outlives agents."""
+        self.launches: list[m.Launch] = []
+        self.lacking: set[tuple[int, Node]] = set()
+        """(attempt, node) where a slot was not to be had."""
         self.now = 0.0
         self.watched = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -477,15 +535,49 @@ class Simulation:
         world.step = min(world.step + 1, self.steps)
         stop = word in (Word.STOP, Word.DRAIN) and min(orders) == max(orders)
         done = world.step >= self.steps
+        if self.setup.memory:
+            self._keep(world)
         if stop or done or word == Word.SAVE or world.step % 10 == 0:
             self._save(world)
         if done or stop:
             for number in living:
                 self.end(world.attempt, number, 0 if done else 75)
 
+    def _keep(self, world: World) -> None:
+        """Each rank copies its state into memory, where a slot is free; every third step goes to the next node, too."""
+        begin = next(number for number, one in enumerate(self.commits.records, 1) if one.attempt == world.attempt)
+        nodes = sorted({rank.node for rank in world.ranks.values()})
+        for number, rank in world.ranks.items():
+            if self.random.random() < 0.1:
+                continue
+            one = Held(
+                begin=f"b{begin}", attempt=world.attempt, step=world.step, writer=f"r{number:05d}", node=rank.node,
+                sha256=f"{world.attempt}.{world.step}.{number}", own=True,
+            )
+            self._hold(one)
+            if self.peers and len(nodes) > 1 and world.step % 3 == 0:
+                peer = nodes[(nodes.index(rank.node) + 1) % len(nodes)]
+                self._hold(msgspec.structs.replace(one, node=peer, own=False))
+
+    def _hold(self, new: Held) -> None:
+        """Beside it the three before, of the same attempt; what others keep of earlier ones stays until they write."""
+        alike = [one for one in self.held.get(new.node, []) if (one.writer, one.own) == (new.writer, new.own)]
+        others = [one for one in self.held.get(new.node, []) if one not in alike]
+        self.held[new.node] = [*others, *[one for one in alike if one.attempt == new.attempt][-3:], new]
+
+    def in_memory(self, asked: Begin, state: State) -> Taken:
+        """What the shipped choice takes; all that it takes must be where it says."""
+        begun = self.commits.begun()
+        if not asked.memory or asked.back or begun is None:
+            return Taken()
+        found = taken(state.nodes, asked.writers, begun, self.commits.newest())
+        if found.memory is not None:
+            assert self.setup.memory and found.memory[1] > self.commits.newest(), "the disk has what is as new"
+        return found
+
     def _save(self, world: World) -> None:
         carriers = all(self.agents[rank.node].carrier for rank in world.ranks.values())
-        new = world.step > self.restored[world.attempt]
+        new = world.step > self.commits.newest()
         if carriers and new and self.commits.publish(world.attempt, world.step) and self.coordinator.alive:
             self.coordinator.desk.happened(Published(ns=self.coordinator.clock.ns, step=world.step))
 

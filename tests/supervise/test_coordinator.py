@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
+from packtrain.checkpoint.commits import Commit
+from packtrain.checkpoint.slots import RECORD, Slot, memory_folder, render
 from packtrain.core.holder import hold
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import AttemptBegan, AttemptEnded, CoordinatorBegan, NodeLost, RunFinished, WorldChosen
@@ -65,6 +69,40 @@ def test_a_run_of_two_nodes_is_healed_and_ends(tmp_path: pathlib.Path) -> None:
     assert records(run.folder, NodeLost)[0].node == first and records(run.folder, RunFinished)[0].exit_code == 0
     assert [one.attempt for one in gather(LocalPlatform(), str(run.folder)).facts.attempts] == [1, 2, 3]
     assert log(run.folder).term() == 2
+
+
+def hold_slot(run: pathlib.Path, begun: Commit, node: str, writer: str) -> None:
+    """What a worker leaves in memory, as far as a record tells."""
+    folder = memory_folder(str(run), node)
+    pathlib.Path(folder).mkdir(0o700)
+    image = f"{folder}/{writer}.a0001.0.g0"
+    slot = Slot(begin=begun.nonce, attempt=1, step=9, writer=writer, bytes=1, tensors=(), boxes=(), about={})
+    pathlib.Path(image).write_bytes(b"x")
+    pathlib.Path(image + RECORD).write_bytes(render(slot))
+
+
+def test_what_nodes_hold_in_memory_begins_the_next_attempt(tmp_path: pathlib.Path, memory_disk: None) -> None:
+    """Agents tell what lies in the memory of their nodes; the commit log names it, workers are told to restore it, and
+    the journal says so."""
+    folder = tmp_path / "run"
+    try:
+        with live(folder) as run:
+            run.step(1, 3)
+            for node, writer in (("n0", "r00000"), ("n1", "r00001")):
+                hold_slot(folder, log(folder).all()[1], node, writer)
+            run.kill(run.workers()[1])
+            run.step(2, 5)
+            (begin,) = [one for one in log(folder).all() if one.attempt == 2]
+            assert begin.memory is not None and begin.memory[:2] == (1, 9)
+            for pid in run.workers().values():
+                assert psutil.Process(pid).environ()["PACKTRAIN_RESTORE"] == f"{begin.number}:{begin.memory[2]}"
+            assert run.finish().exit_code == 0
+    finally:
+        for node in ("n0", "n1"):
+            shutil.rmtree(memory_folder(str(folder), node), ignore_errors=True)
+    first, second = records(folder, AttemptBegan)
+    assert (first.note, second.note) == ("", "step 9 from memory: nothing is on disk yet")
+    assert second.restore_step == 9
 
 
 def test_words_of_a_person(tmp_path: pathlib.Path) -> None:

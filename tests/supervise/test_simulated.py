@@ -9,7 +9,7 @@ import pytest
 
 from packtrain.core.records import AttemptEnded
 from tests.supervise.faults import FAULTS, strike
-from tests.supervise.simulated import Killed, Simulation
+from tests.supervise.simulated import Killed, Record, Simulation
 
 FAULTS_S = 25.0
 """Faults come until then."""
@@ -25,7 +25,8 @@ def world_of(seed: int, **options: Any) -> tuple[Simulation, list[str]]:
     chance = random.Random(seed)
     chosen = {
         "nodes": chance.choice([1, 2, 3, 4]), "spares": chance.choice([0, 1, 2]), "procs": chance.choice([1, 2]),
-        "loss": chance.choice([0.0, 0.0, 0.1, 0.3]), **options,
+        "loss": chance.choice([0.0, 0.0, 0.1, 0.3]),
+        "memory": seed % 3 == 0, "peers": seed % 2 == 0, **options,
     }
     sim = Simulation(seed, **chosen)
     faults = [chance.choice(sorted(FAULTS)) for _ in range(chance.randint(1, 8))]
@@ -122,8 +123,8 @@ def test_a_killed_coordinator_disturbs_no_worker() -> None:
 
 
 def healing() -> Simulation:
-    """A lost agent and a hung rank."""
-    sim = Simulation(5, nodes=3, spares=1)
+    """A lost agent and a hung rank, with copies in memory."""
+    sim = Simulation(5, nodes=3, spares=1, memory=True, peers=True)
     sim.at(9.0, lambda: strike(sim, "kill agent"))
     sim.at(16.0, lambda: strike(sim, "hang of one"))
     return sim
@@ -157,6 +158,40 @@ def test_replay_is_the_state_at_every_look() -> None:
         sim, faults = world_of(seed, quick=False)
         sim.run(FAULTS_S + HEALED_S)
         check(sim, faults)
+
+
+def from_memory(sim: Simulation) -> list[Record]:
+    return [record for record in sim.commits.records if record.memory is not None]
+
+
+def test_worlds_begin_from_memory() -> None:
+    """Whoever dies, a rank, an agent, a machine or a coordinator, many attempts begin from memory, some with slots that
+    come from a peer, each with all that it needs and newer than the disk; and the run ends as any other."""
+    begins = moved = 0
+    for seed in range(40):
+        sim = Simulation(seed, memory=True, peers=True)
+        faults = [sim.random.choice(["kill", "kill agent", "lose machine", "kill coordinator"]) for _ in range(4)]
+        for fault in faults:
+            sim.at(sim.random.uniform(8, FAULTS_S), lambda fault=fault, sim=sim: strike(sim, fault))
+        sim.run(FAULTS_S + HEALED_S)
+        check(sim, faults)
+        begins += len(from_memory(sim))
+        moved += sum(bool(launch.memory_from) for launch in sim.launches)
+    assert begins >= 20 and moved >= 10, (begins, moved)
+
+
+def test_a_killed_rank_costs_two_steps_at_most() -> None:
+    """Wherever a rank is killed, the next attempt goes on at most two steps before, whatever is on disk."""
+    checked = 0
+    for when in range(8, 22):
+        sim = Simulation(when, nodes=2, spares=0, memory=True)
+        sim.at(when, lambda sim=sim: strike(sim, "kill"))
+        sim.run(when - 0.01)
+        step = max((world.step for world in sim.worlds.values()), default=0)
+        sim.run(HEALED_S)
+        check(sim, ["kill"])
+        checked += any(record.step >= step - 2 for record in from_memory(sim))
+    assert checked >= 7, checked
 
 
 def test_a_seed_replays_exactly() -> None:
