@@ -116,10 +116,10 @@ def scene(**faults: Fault) -> tuple[FakePlatform, Script]:
 
 def test_nothing_of_the_door_is_left_out() -> None:
     """Every abstract method of Platform, File, Image, Mapped, Process and Lock is among the operations tested below, or
-    passes as one of them; a crew does nothing by itself."""
+    passes as one of them; a crew does nothing by itself, and the fake machine has no network: that always fails."""
     for kind in (Platform, File, Image, Mapped, Process, Lock):
         names = {"send_signal": "signal"} | {name: op for name, (op, _) in BULK.items()}
-        abstract = {names.get(name, name) for name in kind.__abstractmethods__ - {"crew"}}
+        abstract = {names.get(name, name) for name in kind.__abstractmethods__ - {"crew", "tcp_listener", "tcp_connect"}}
         assert abstract <= set(EVERY), kind
     assert not inspect.isabstract(FakePlatform)
 
