@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -31,8 +31,8 @@ from packtrain.supervise.messages import (
     Stacks,
     TakeStacks,
 )
-from packtrain.supervise.node_carrier import NodeCarrier
-from packtrain.supervise.place import Place
+from packtrain.supervise.node_carrier import CANNOT_EXECUTE, NodeCarrier
+from packtrain.supervise.place import ANSWER_BYTES_MAX, Place
 from packtrain.supervise.processes import MARK, Processes
 from packtrain.supervise.quiet import QuietWatch
 from packtrain.supervise.ranks import Rank
@@ -40,10 +40,11 @@ from packtrain.supervise.warm import Standbys
 
 SETTLED_NS = 60 * NS
 """A program that says no step has begun by then."""
-FETCH_S = 600.0
-"""For the slots in memory of a lost node to come from where they are held."""
+FETCH_S_MAX = 600.0
+FETCH_PART = 0.5
+"""Of `supervise.go_s`, for the slots in memory of a lost node to come from where they are held: the rest of it is the
+workers', and nobody is blamed for being late where memory was."""
 FROM_DISK = "nothing: the next attempt begins from disk"
-ANSWER_BYTES_MAX = 1 << 20
 WHY_S = 1.0
 """How long the end of a worker may wait for its journal and log, on a disk that may hang."""
 LOG_TAIL_BYTES = 8192
@@ -91,6 +92,8 @@ class Attempt:
         self._slots_by_ns = 0
         """Until when the slots must be here that the workers wait for; 0: they wait for none."""
         self._fetching = False
+        self._introduced: frozenset[str] = frozenset()
+        """Nodes whose carriers this one's knows."""
 
     # --- the beginning ---
 
@@ -108,48 +111,64 @@ class Attempt:
 
     def add_workers(self, ns: int, launch: Launch) -> str:
         """The carrier went ahead alone: now the ranks come."""
-        if self._ranks or self._ending is not None:
+        if self._launch.ranks or self._ending is not None:
             return f"attempt {self.number} has begun here already"
         self._launch = launch
         return self._begin_workers(ns)
 
     def _begin_workers(self, ns: int) -> str:
         """Workers whose slots in memory lie elsewhere start when these are here."""
-        if not self._launch.memory_from:
+        if not (self._launch.memory_from and self._launch.ranks):
             return self._start_workers(ns)
-        self._slots_by_ns = ns + round(FETCH_S * NS)
+        self._slots_by_ns = ns + round(min(FETCH_S_MAX, FETCH_PART * self._job.supervise.go_s) * NS)
         return ""
 
-    def _fetch_slots(self, ns: int, nodes: Collection[str]) -> None:
-        """Once the carriers of all that hold them are known."""
-        wanted = self._launch.memory_from
-        if not self._slots_by_ns or self._fetching or not set(wanted.values()) <= set(nodes):
+    def _look_for_slots(self, ns: int) -> None:
+        """They are fetched once the carriers of all that hold them are known."""
+        if not self._slots_by_ns or self._fetching:
             return
+        known = {*self._introduced, *([self._place.node] if self._carrier.listens else [])}
+        holders = set(self._launch.memory_from.values())
+        if ns >= self._slots_by_ns:
+            unknown = ", ".join(sorted(holders - known))
+            self._no_slots(f"no carrier was known in time of {unknown or self._place.node}")
+        elif holders <= known and self._carrier.listens:
+            self._fetch_slots(ns)
+
+    def _fetch_slots(self, ns: int) -> None:
+        """The carrier's own deadline comes first, so that it says what held it."""
         self._fetching = True
-        request = json.dumps({"op": "fetch", "id": 1, "writers": wanted, "deadline_s": FETCH_S})
-        self._errands.start(
-            ns, FETCH_S, lambda: self._place.ask_carrier(self._platform, request), self._fetched
-        )
+        left_s = (self._slots_by_ns - ns) / NS
+        wanted = self._launch.memory_from
+        request = json.dumps({"op": "fetch", "id": 1, "writers": wanted, "deadline_s": 0.9 * left_s})
+        self._errands.start(ns, left_s, lambda: self._place.ask_carrier(self._platform, request), self._fetched)
 
     def _fetched(self, answer: str | Exception | None) -> None:
+        if not self._slots_by_ns:
+            return  # nobody waits for them any more
         outcome = json_object(answer.encode(), ANSWER_BYTES_MAX) if isinstance(answer, str) else None
-        if self._ending is not None or not self._slots_by_ns:
-            return
-        if outcome is not None and outcome.get("ok") is True:
-            self._slots_by_ns = 0
-            error = self._start_workers(self._platform.boot_ns())
-            if error:
-                self._no_slots(SlotDamaged(error, where=self._logs, fix=FROM_DISK).as_dict())
-            return
-        told = (outcome or {}).get("error")
-        lost = SlotDamaged(f"slots cannot be fetched: {answer or f'not within {FETCH_S:g} s'}", fix=FROM_DISK)
-        self._no_slots({key: str(told.get(key, "")) for key in lost.as_dict()} if told else lost.as_dict())
-
-    def _no_slots(self, error: dict[str, str]) -> None:
-        """As if each rank had found it itself: the next attempt begins from disk."""
+        if outcome is None or outcome.get("ok") is not True:
+            told = (outcome or {}).get("error")
+            what = told.get("what") if isinstance(told, dict) else answer
+            return self._no_slots(str(what or "its carrier did not answer in time"))
         self._slots_by_ns = 0
-        for rank in self._launch.ranks:
-            self._tell(RankEnded(attempt=self.number, rank=rank, status=EXIT_AGAIN, error=error))
+        error = self._start_workers(self._platform.boot_ns())
+        for rank in self._launch.ranks if error else ():
+            if rank not in self._workers:
+                self._tell(RankEnded(attempt=self.number, rank=rank, status=CANNOT_EXECUTE, tail=error))
+
+    def _no_slots(self, why: str) -> None:
+        """As if each rank had found it itself: the next attempt begins from disk."""
+        what = f"slots in memory cannot be brought to node {self._place.node}: {why}"
+        error = SlotDamaged(what, where=f"node {self._place.node}", fix=FROM_DISK)
+        self._forget_slots(EXIT_AGAIN, error.as_dict())
+
+    def _forget_slots(self, status: int, error: dict[str, str] | None = None) -> None:
+        """Workers that wait for them never start: that is their end."""
+        if self._slots_by_ns:
+            self._slots_by_ns = 0
+            for rank in self._launch.ranks:
+                self._tell(RankEnded(attempt=self.number, rank=rank, status=status, error=error or {}))
 
     def _start_workers(self, ns: int) -> str:
         try:
@@ -247,8 +266,7 @@ class Attempt:
             pids = {rank: worker.pid for rank, worker in self._workers.items()}
             self._quiet.look(ns, pids, [rank for rank in pids if self._ranks[rank].seq])
         self._carrier.look(ns, gap_ns)
-        if self._slots_by_ns and ns >= self._slots_by_ns and not self._fetching:
-            self._fetched(None)
+        self._look_for_slots(ns)
         self._look_at_end(ns)
 
     def _leaves_others(self, worker: Process) -> bool:
@@ -302,7 +320,7 @@ class Attempt:
                     self._take_stacks(ns, rank, worker.pid)
             case Peers():
                 error = self._write(self._place.peers, msgspec.json.encode(action.addresses))
-                self._fetch_slots(ns, action.addresses)
+                self._introduced = frozenset() if error else frozenset(action.addresses)
                 return error
         return ""
 
@@ -311,6 +329,7 @@ class Attempt:
         self._carrier.ordered(action)
         error = self._write(self._place.control, order_bytes(Order(action.order, action.word, action.a, action.b)))
         if action.word in (contract.Word.STOP, contract.Word.DRAIN):
+            self._forget_slots(EXIT_AGAIN)  # there is nothing to save
             return self._terminate(error)
         return error
 
@@ -347,6 +366,7 @@ class Attempt:
 
     def _kill_workers(self) -> None:
         """With all they started: their groups first, then what left those, known by its mark."""
+        self._forget_slots(-signal.SIGKILL)
         for worker in self._workers.values():
             self._processes.kill_group(worker)
         for one in self._processes.marked(self._place.run, self._place.node):

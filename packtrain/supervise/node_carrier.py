@@ -37,7 +37,7 @@ class NodeCarrier:
         self._job, self._place, self._launch, self._env, self._log = job, place, launch, env, log
         self._platform, self._processes, self._tell = platform, processes, tell
         self._state = one_carrier.State(overdue_s=job.supervise.carrier_overdue_s)
-        self._watch = CarrierWatch(platform, place.carrier)
+        self._watch = CarrierWatch(platform, place.carrier, processes.kill_group)
         self._process: Process | None = None
         self._address = ""
         self._stopping = False
@@ -47,6 +47,11 @@ class NodeCarrier:
     @property
     def living(self) -> bool:
         return self._process is not None
+
+    @property
+    def listens(self) -> bool:
+        """For carriers of other nodes, and so for this one's."""
+        return bool(self._address) and self.living
 
     @property
     def pids(self) -> list[int]:
@@ -74,7 +79,8 @@ class NodeCarrier:
         if status is not None:
             self._process = None
             self._watch.drop()
-            events = [*events, one_carrier.Gone(ns=ns, status=status)]
+            others = [event for event in events if not isinstance(event, one_carrier.Stands)]  # it stands no more
+            events = [*others, one_carrier.Gone(ns=ns, status=status)]
         if self._ending:
             return
         for event in events:

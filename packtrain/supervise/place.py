@@ -54,7 +54,7 @@ class Place:
             sock.settimeout(None)
             sock.sendall(request.encode() + b"\n")
             received = b""
-            while data := sock.recv(1 << 16):
+            while len(received) <= ANSWER_BYTES_MAX and (data := sock.recv(1 << 16)):
                 *lines, received = (received + data).split(b"\n")
                 for line in lines:
                     answer = json_object(line, ANSWER_BYTES_MAX)
@@ -62,4 +62,4 @@ class Place:
                         return line.decode()
         finally:
             sock.close()
-        raise OSError("the carrier closed the connection")
+        raise OSError("the carrier closed the connection, or said a line without end")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -24,10 +25,11 @@ COUNT_MAX = 1 << 20
 
 
 class CarrierWatch:
-    """Of the carriers of one node, which listen at `path` one after the other."""
+    """Of the carriers of one node, which listen at `path` one after the other. `kill`: ends one with what it started.
+    """
 
-    def __init__(self, platform: Platform, path: str) -> None:
-        self._platform, self._path = platform, path
+    def __init__(self, platform: Platform, path: str, kill: Callable[[Process], None] | None = None) -> None:
+        self._platform, self._path, self._kill = platform, path, kill or kill_group
         self._socket: socket.socket | None = None
         self._received = b""
         self._asked_ns = 0
@@ -47,7 +49,7 @@ class CarrierWatch:
 
     def give_up(self, process: Process) -> None:
         """Kill it; it may hang in the kernel for as long as a disk does, so nobody waits. Its name is free then."""
-        kill_group(process)
+        self._kill(process)
         self._given_up.append(process)
         remove_socket(self._platform, self._path)
         self.drop()

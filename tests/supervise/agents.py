@@ -82,13 +82,16 @@ class Coordinator:
 
 
 class Scene:
-    """A run folder, a coordinator's home, and the home of one node."""
+    """A run folder, a coordinator's home, and the home of one node; another node's may be of the same run."""
 
-    def __init__(self, base: pathlib.Path, worker: tuple[str, ...], **job: object) -> None:
-        self.base, self.run = base, base / "run"
-        self.home, self.node_home = str(base / "c"), str(base / "n0")
-        for folder in (self.run, self.run / "journal", base / "c", base / "n0"):
-            folder.mkdir(mode=0o700)
+    def __init__(
+        self, base: pathlib.Path, worker: tuple[str, ...], node: str = "n0", run: pathlib.Path | None = None,
+        **job: object,
+    ) -> None:
+        self.base, self.run, self.node = base, run or base / "run", node
+        self.home, self.node_home = str(base / "c"), str(base / node)
+        for folder in (base, self.run, self.run / "journal", base / "c", base / node):
+            folder.mkdir(mode=0o700, exist_ok=True)
         env = dict(os.environ, PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1", **job.pop("more_env", {}))  # type: ignore[dict-item]
         self.job = Job(
             name="run", run_folder=str(self.run), worker=worker, env=env, version="test",
@@ -96,14 +99,14 @@ class Scene:
         )
         write_job(PLATFORM, str(base / "job.json"), self.job)
         keys.make_keys(PLATFORM, self.home)
-        keys.allow(PLATFORM, self.home, "n0", keys.make_keys(PLATFORM, self.node_home))
+        keys.allow(PLATFORM, self.home, node, keys.make_keys(PLATFORM, self.node_home))
         self.coordinator = Coordinator(self.home, 1)
         self.agents: list[subprocess.Popen[str]] = []
 
     def start(self) -> subprocess.Popen[str]:
         command = (
             sys.executable, "-P", "-m", "packtrain.supervise.agent", "--job", str(self.base / "job.json"),
-            "--node", "n0", "--home", self.node_home, "--coordinator", f"{self.home}/{keys.ADDRESS}",
+            "--node", self.node, "--home", self.node_home, "--coordinator", f"{self.home}/{keys.ADDRESS}",
         )
         agent = subprocess.Popen(
             command, env=dict(os.environ, PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -128,7 +131,7 @@ class Scene:
         raise AssertionError(f"{what} not seen; heard {self.coordinator.log[-20:]}; agents said {said}")
 
     def alive(self) -> list[Marked]:
-        return Processes().marked(run_id(str(self.run)), "n0")
+        return Processes().marked(run_id(str(self.run)), self.node)
 
     def close(self) -> None:
         for agent in self.agents:

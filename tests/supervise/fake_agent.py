@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from packtrain.core.contract import Beat, Ready
 from packtrain.core.fake import FakeDisk, FakePlatform, FakeProcess
-from packtrain.core.fake_process import Program
-from packtrain.core.platform import Process
+from packtrain.core.fake_process import FakeSocket, Life, Program
+from packtrain.core.platform import Crew, Process
 from packtrain.core.units import NS
 from packtrain.supervise import keys
 from packtrain.supervise.agent import Agent
@@ -97,10 +99,13 @@ class FakeProcesses(Processes):
 class Node:
     """An agent, and the coordinator that the test plays."""
 
-    def __init__(self, job: Job = JOB, programs: dict[str, Program | int] | None = None) -> None:
+    def __init__(
+        self, job: Job = JOB, programs: dict[str, Program | int] | None = None,
+        platform: type[FakePlatform] = FakePlatform,
+    ) -> None:
         self.disk = FakeDisk()
         self.programs: dict[str, Program | int] = {"worker": catching, "carrier": catching, **(programs or {})}
-        self.platform = FakePlatform(self.disk, "n0", programs=lambda argv: self.programs.get(argv[0]))
+        self.platform = platform(self.disk, "n0", programs=lambda argv: self.programs.get(argv[0]))
         for folder in (RUN, f"{RUN}/journal", HOME):
             self.platform.mkdir(folder)
         self.link, self.ears = FakeLink(self.platform), FakeEars()
@@ -157,6 +162,59 @@ def catching(process: FakeProcess) -> None:
 
 def stubborn(process: FakeProcess) -> None:
     process.catches.add(signal.SIGTERM)
+
+
+def answering(says: Callable[[dict[str, Any]], object], leaves: Callable[[], bool] = lambda: False) -> Program:
+    """A carrier that answers each line with what `says` makes of it, None: not at all, "": it closes the connection; it
+    exits with 3 when it `leaves`."""
+
+    def program(process: FakeProcess) -> Life:
+        listener = process.platform.stream_listener(process.argv[process.argv.index("--socket") + 1])
+        listener.setblocking(False)
+        clients: list[FakeSocket] = []
+        while not leaves():
+            with suppress(BlockingIOError):
+                clients.append(listener.accept()[0])  # type: ignore[arg-type]
+                clients[-1].setblocking(False)
+            for client in clients:
+                _reply(client, says)
+            clients = [client for client in clients if not client.ended]
+            yield 0.05
+        return 3
+
+    return program
+
+
+def _reply(client: FakeSocket, says: Callable[[dict[str, Any]], object]) -> None:
+    with suppress(BlockingIOError):
+        for line in client.recv(1 << 16).splitlines():
+            answer = says(json.loads(line))
+            if answer == "":
+                client.close()
+            elif answer is not None:
+                client.sendall(json.dumps(answer).encode() + b"\n")
+
+
+class Slow(FakePlatform):
+    """Errands are done when a test says so."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.works: list[Callable[[], object]] = []
+
+    def crew(self, threads: int) -> Crew:
+        return _Later(self.works)
+
+
+class _Later(Crew):
+    def __init__(self, works: list[Callable[[], object]]) -> None:
+        self._works = works
+
+    def start(self, work: Callable[[], None]) -> Callable[[], None]:
+        self._works.append(work)
+        return lambda: None
+
+    def close(self) -> None: ...
 
 
 def launch(attempt: int = 1, ranks: Sequence[int] = (0,), restore: str = "") -> Launch:
