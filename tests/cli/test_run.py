@@ -6,6 +6,8 @@ import pathlib
 import signal
 import sys
 
+import pytest
+
 from packtrain.core.platform import LocalPlatform
 from tests.cli.home import packtrain, start
 
@@ -29,6 +31,7 @@ def log_of(home: pathlib.Path, attempt: int, rank: int) -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.soak
 def test_a_program_is_kept_alive_and_stopped_and_goes_on(tmp_path: pathlib.Path) -> None:
     """A rank that is killed, then one that is stopped from outside, lead to other attempts with other ports; Ctrl-C is
     SIGTERM, which is not "done"; the same command goes on to the end, and the report has all of it."""

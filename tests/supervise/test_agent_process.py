@@ -102,6 +102,7 @@ def test_the_end_of_a_worker_is_one_edge(base: pathlib.Path, how: str, status: i
         assert gone([found.pid for found in one.alive()])
 
 
+@pytest.mark.soak
 def test_a_stopped_worker_is_told_silent_and_can_be_ended(base: pathlib.Path) -> None:
     """SIGSTOP: silent after 3 s; `EndWorkers` ends it all the same."""
     with scene(base, script(STEPS)) as one:

@@ -131,6 +131,7 @@ def test_a_real_program_runs_where_it_is_told_to(base: pathlib.Path) -> None:
         assert end.status == 0 and json.loads(end.tail) == [str(base / "here"), "0", "1"]
 
 
+@pytest.mark.soak
 def test_a_real_program_that_is_stopped_is_told(base: pathlib.Path) -> None:
     """SIGSTOP to a child of a shell that is the rank: told after `stopped_s`, and never as silent."""
     command = ("bash", "-c", f"{sys.executable} -c 'print(1, flush=True); import time; time.sleep(600)' & wait")

@@ -81,6 +81,7 @@ def hold_slot(run: pathlib.Path, begun: Commit, node: str, writer: str) -> None:
     pathlib.Path(image + RECORD).write_bytes(render(slot))
 
 
+@pytest.mark.soak
 def test_what_nodes_hold_in_memory_begins_the_next_attempt(tmp_path: pathlib.Path, memory_disk: None) -> None:
     """Agents tell what lies in the memory of their nodes; the commit log names it, workers are told to restore it, and
     the journal says so."""
@@ -105,6 +106,7 @@ def test_what_nodes_hold_in_memory_begins_the_next_attempt(tmp_path: pathlib.Pat
     assert second.restore_step == 9
 
 
+@pytest.mark.soak
 def test_words_of_a_person(tmp_path: pathlib.Path) -> None:
     """What cannot be done is refused with a reason; drain goes on with the spare; stop ends the run with 75 and all its
     processes leave."""

@@ -231,6 +231,7 @@ def test_a_killed_foreground_leaves_nothing(folder: pathlib.Path) -> None:
     assert saved_state(folder) == expected(200)
 
 
+@pytest.mark.soak
 def test_twenty_kills(folder: pathlib.Path) -> None:
     """Killed twenty times at seeded moments, during saves too, the run ends with the uninterrupted result."""
     chance = random.Random(20)

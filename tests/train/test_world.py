@@ -65,6 +65,7 @@ def test_nothing_is_computed_together_before_the_word(tmp_path: pathlib.Path, co
     assert {error.name for error in found(run, ErrorSeen)} == {"run.stopped_on_request"}
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_rank_is_killed_and_one_node_goes_on(tmp_path: pathlib.Path, corpus: str, start: Start) -> None:
     """The other rank ends by itself, says that it was not the first, and leaves what both had saved; on one node the
