@@ -140,9 +140,10 @@ def contenders(folder: str, peer: str) -> list[Contender]:
     return found
 
 
-def table(found: list[Contender], machine: dict[str, list[float]]) -> None:
+def table(found: list[Contender], machine: dict[str, list[float]], rounds: int) -> None:
+    """What is known after so many rounds: who stops it early has that."""
     ours = found[0]
-    print(f"medians of {ROUNDS} rounds, taken in turn; in brackets as multiples of ours")
+    print(f"medians of {rounds} of {ROUNDS} rounds; in brackets as multiples of ours")
     for one in found:
         if one.absent:
             print(f"{one.name:10s} absent: {one.absent}")
@@ -166,7 +167,7 @@ def table(found: list[Contender], machine: dict[str, list[float]]) -> None:
     ]
     if "other mesh" in ours.seconds and "restore" in ours.seconds:
         told.append(f"another mesh {ours.median('other mesh') / ours.median('restore'):.2f} x the same (goal: 1.2)")
-    print(", ".join(told))
+    print(", ".join(told), flush=True)
 
 
 def main() -> None:
@@ -191,10 +192,9 @@ def main() -> None:
                 machine["dd read"].append(dd(folder, reads=True))
                 for n in range(STREAMS):
                     os.unlink(f"{folder}/dd-{n}")
-            print(f"round {number + 1} of {ROUNDS}", flush=True)
+            table(found, machine, number + 1)
         for one in found:
             one.stop()
-        table(found, machine)
         if len(found) == 1:
             print("orbax and torch are absent: give PEER=/path/to/python of an environment that has them")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
+import signal
 import sys
 from collections.abc import Callable
 
 import psutil
 
+from packtrain.checkpoint import slots
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.core.journal import read_folder
@@ -30,7 +33,7 @@ class Lived:
         home.mkdir(parents=True)
         wanted = (*SETTINGS, f"train.steps={steps}")
         settings = [word for setting in wanted for word in ("--set", setting)]
-        command = ("train", "first-light", "--run", "lived", "--data", str(store), *options, *settings)
+        command = ("train", "first-light", "--run", "lived", "--data", str(store), *settings, *options)
         env = {**os.environ, "PACKTRAIN_HOME": str(home)}
         argv = (sys.executable, "-m", "packtrain.cli.main", *command)
         self.watcher = self.platform.spawn(argv, env, log_path=str(home / "watcher.log"))
@@ -76,10 +79,18 @@ class Lived:
         return [one for one, words in found if module in words and where & set(words)]
 
     def working_agent(self) -> psutil.Process:
-        """One whose node has ranks, by what the coordinator says: a standby that became a worker keeps its name."""
-        live = self.live
-        nodes = ask(self.platform, live.coordinator, "status")["nodes"]
-        return psutil.Process(next(live.agents[node["node"]] for node in nodes if node["ranks"]))
+        return psutil.Process(self.live.agents[self.working_node()])
+
+    def working_node(self) -> str:
+        """One that has ranks, by what the coordinator says: a standby that became a worker keeps its name."""
+        nodes = ask(self.platform, self.live.coordinator, "status")["nodes"]
+        return str(next(node["node"] for node in nodes if node["ranks"]))
+
+    def lose(self, node: str) -> None:
+        """Its agent, with all it started, and what it had in memory."""
+        psutil.Process(self.live.agents[node]).send_signal(signal.SIGKILL)
+        for folder in (slots.memory_folder(str(self.run), node), slots.peer_folder(str(self.run), node)):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def end(self) -> int:
         status = self.watcher.wait(DEADLINE_S)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from packtrain.core.journal import read_folder
-from packtrain.core.records import AttemptEnded
+from packtrain.core.records import AttemptBegan, AttemptEnded
 from tests.soak.lived import Lived
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 STEPS = 200
+MEMORY = ("checkpoint.memory_every_steps=5", "checkpoint.peer_memory=5", "checkpoint.every_steps=100000")
 LAYOUTS = (("--nodes", "2", "--spares", "1"), ("--nodes", "1", "--spares", "1", "--procs-per-node", "2"))
 Start = Callable[[tuple[str, ...]], Lived]
 
@@ -53,3 +54,20 @@ def test_killed_pieces_leave_no_trace_in_the_bits(start: Start, options: tuple[s
     assert [one.exit_code for one in records if isinstance(one, AttemptEnded)] == [-9, -9, 0]
     assert run.final() == quiet.final()
     assert not base.exists()
+
+
+def test_a_lost_node_goes_on_from_what_its_peer_keeps(start: Start) -> None:
+    """Before anything is on disk a node is lost, with what it had in memory. The spare gets its part from the node that
+    kept a copy, and the end is that of a run nobody touched, bit for bit."""
+    options = (*LAYOUTS[0], *(word for setting in MEMORY for word in ("--set", setting)))
+    quiet = start(options)
+    assert quiet.end() == 0, quiet.said()
+    run = start(options)
+    run.until_trained(1)
+    run.lose(run.working_node())
+    assert run.end() == 0, run.said()
+    records = [entry.record for entry in read_folder(run.platform, str(run.run / "journal")).entries]
+    began = [one for one in records if isinstance(one, AttemptBegan)]
+    assert [one.exit_code for one in records if isinstance(one, AttemptEnded)] == [-9, 0]
+    assert began[1].restore_step >= 5 and "from memory" in began[1].note, began
+    assert run.final() == quiet.final()
