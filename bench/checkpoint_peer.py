@@ -79,7 +79,7 @@ class Packtrain(Jax):
         self.carrier = subprocess.Popen([sys.executable, *argv, str(begin.number)], stdin=subprocess.DEVNULL)
         while not os.path.exists(f"{folder}/s"):
             self.platform.sleep(0.01)
-        self.memory = memory_folder(folder)
+        self.memory = memory_folder(folder, self.platform.node())
         buffers = choose_buffer_folder(self.platform, folder, round(gib * 2**30), "r0", begin)
         self.saver = Saver(self.platform, buffers, CarrierClient(f"{folder}/s"), 1, "r0", LONG_S, begin)
         assert self.saver.remembers, f"no memory tier: {buffers.fallback or buffers.no_slots}"
