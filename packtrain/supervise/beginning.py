@@ -35,6 +35,23 @@ PORTS, PORTS_COUNT = 29500, 500
 """On another machine nobody looks for a free one: each attempt takes the next."""
 
 
+def further_back(platform: Platform, run_folder: str, log: CommitLog, back: int) -> int | None:
+    """Number of the first save that opens, `back` or more before the one the log leads to; None: go back to none.
+
+    None too when the disk refuses: nobody knows then whether that save is good, and it must not be passed over.
+    """
+    saves = [commit for commit in log.follow(log.head()) if commit.kind == "save"]
+    for save in saves[back:]:
+        try:
+            open_checkpoint(platform, run_folder, save)
+            return save.number
+        except (CheckpointDamaged, FormatUnknown):
+            continue
+        except CheckpointUnreadable:
+            return None
+    return None
+
+
 class Beginnings:
     """Of one run, under one term."""
 
@@ -60,7 +77,7 @@ class Beginnings:
     def _begin(self, id: int, asked: Begin, state: State, past: Facts) -> tuple[Begun, Commit | None]:
         platform, folder = self._platform, self._job.run_folder
         wish = wished(platform, folder, self._log)
-        parent = self._further_back(asked.back) if asked.back else wish.number if wish else None
+        parent = further_back(platform, folder, self._log, asked.back) if asked.back else wish.number if wish else None
         found = self._in_memory(asked, state) if parent is None and not asked.back and asked.memory else Taken()
         begin = self._log.begin(parent, asked.writers, asked.node, memory=found.memory, term=self._term)
         restored = self._log.restore_point()
@@ -86,22 +103,6 @@ class Beginnings:
         if known is None or known.boot_id == self._platform.boot_id():
             return f"127.0.0.1:{free_port()}"
         return f"{known.host}:{PORTS + attempt % PORTS_COUNT}"
-
-    def _further_back(self, back: int) -> int | None:
-        """Number of the first save that opens, `back` or more before the one the log leads to; None: go back to none.
-
-        None too when the disk refuses: nobody knows then whether that save is good, and it must not be passed over.
-        """
-        saves = [commit for commit in self._log.follow(self._log.head()) if commit.kind == "save"]
-        for save in saves[back:]:
-            try:
-                open_checkpoint(self._platform, self._job.run_folder, save)
-                return save.number
-            except (CheckpointDamaged, FormatUnknown):
-                continue
-            except CheckpointUnreadable:
-                return None
-        return None
 
     def _is_away(self, restored: Commit) -> bool:
         """Whether it was deleted from outside, and a mirror is there to bring it back from."""

@@ -26,14 +26,10 @@ from packtrain.checkpoint import slots
 from packtrain.checkpoint.asked import wished
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig
-from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.core.contract import NO_ORDER, Beat, Order, Place, Restore, Word, order_bytes, worker_env
 from packtrain.core.errors import (
     EXIT_AGAIN,
     EXIT_DONE,
-    CheckpointDamaged,
-    CheckpointUnreadable,
-    FormatUnknown,
     OurError,
     PacktrainError,
     RunUnusable,
@@ -57,6 +53,7 @@ from packtrain.core.records import (
 from packtrain.core.units import NS
 from packtrain.monitor.fold import Facts, failures
 from packtrain.supervise import one_carrier, one_node
+from packtrain.supervise.beginning import further_back
 from packtrain.supervise.config import SuperviseConfig
 from packtrain.supervise.mirrors import Waits
 from packtrain.supervise.one_node import Finish
@@ -379,7 +376,7 @@ class Foreground:
     def _commit_and_start(self, action: one_node.Begin) -> None:
         """In this order: from the commit on no earlier attempt can publish, whatever is still alive of it."""
         platform, job = self._platform, self._job
-        parent = self._further_back(action.back) if action.back else self._asked_for()
+        parent = further_back(platform, job.run_folder, self._log, action.back) if action.back else self._asked_for()
         found = self._in_memory() if action.memory and not action.back and parent is None else slots.Found()
         begin = self._log.begin(parent, writers=(WRITER,), node=platform.node(), memory=found.memory)
         restored = self._log.restore_point()
@@ -420,22 +417,6 @@ class Foreground:
         """Number of the save that a person asked the next attempt to begin from; None: nobody did."""
         asked = wished(self._platform, self._job.run_folder, self._log)
         return asked.number if asked is not None else None
-
-    def _further_back(self, back: int) -> int | None:
-        """Number of the first save that opens, `back` or more before the one the log leads to; None: go back to none.
-
-        None too when the disk refuses: nobody knows then whether that save is good, and it must not be passed over.
-        """
-        saves = [commit for commit in self._log.follow(self._log.head()) if commit.kind == "save"]
-        for save in saves[back:]:
-            try:
-                open_checkpoint(self._platform, self._job.run_folder, save)
-                return save.number
-            except (CheckpointDamaged, FormatUnknown):
-                continue
-            except CheckpointUnreadable:
-                return None
-        return None
 
     def _worker_env(self, begin: Commit, restored: Commit | None) -> dict[str, str]:
         restore = Restore(restored.number, restored.digest) if restored else None
