@@ -9,9 +9,11 @@ after the clock has stopped. `save` is from the call to durable and published (o
 is from a cold cache into the arrays of the same mesh, `other mesh` into arrays cut differently; `fill` is a save to the
 memory tier, a copy of the state that training waits for, `fill, summed` the same with the checksums that follow it.
 dd writes with bs=16M oflag=direct conv=fsync in as many streams as ours, and reads so.
-Contenders take turns, one figure each; medians over the rounds, ratios to ours. Goals on CPU: stall no worse than the
-best of the others, save and restore at 90% of dd's speed, fill at 60% of a warm memcpy thread's, another mesh at most
-1.2 times the same mesh, and faster than orbax.
+Each round starts the contenders anew, one after the other, each for all of its figures (after a restore that is not
+timed: programs compile): the state of one fits a small machine, that of all three does not. Who is first changes from
+round to round; medians over the rounds, ratios to ours.
+Goals on CPU: stall no worse than the best of the others, save and restore at 90% of dd's speed, fill at 60% of a warm
+memcpy thread's, another mesh at most 1.2 times the same mesh, and faster than orbax.
 
 Each contender is a process (bench/checkpoint_peer.py): a word on each line of its input, seconds back.
 """
@@ -20,11 +22,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -46,23 +50,37 @@ class Contender:
     """A process that saves and restores when told to. `absent`: why it cannot."""
 
     name: str
-    argv: list[str]
+    python: str
     can: tuple[str, ...]
     seconds: dict[str, list[float]] = field(default_factory=dict)
     version: str = ""
     absent: str = ""
 
-    def start(self) -> None:
+    def turn(self, folder: str, figures: Sequence[str]) -> None:
+        """All its figures of one round, each from a cold cache, in a process and a folder of its own."""
+        if self.absent:
+            return
+        os.mkdir(folder)
+        self._start(folder)
+        for figure in figures:
+            self._take(figure)
+        self._process.communicate()
+        shutil.rmtree(folder)
+
+    def _start(self, folder: str) -> None:
         env = os.environ | {
             "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={checkpoint_peer.DEVICES}",
         }
-        self._process = subprocess.Popen(self.argv, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            [self.python, PEER, self.name, folder, str(GIB)], env=env, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         answer = self._answer()
         self.version, self.absent = answer.get("version", ""), answer.get("absent", "it did not start")
         self.absent = "" if self.version else self.absent
 
-    def run(self, figure: str) -> None:
+    def _take(self, figure: str) -> None:
         if figure in self.can and not self.absent:
             assert self._process.stdin is not None
             drop_cache()
@@ -74,9 +92,6 @@ class Contender:
                 self.seconds.setdefault(figure, []).append(float(answer["seconds"]))
             else:
                 self.absent = f"{figure}: {answer.get('failed', 'it ended')}"
-
-    def stop(self) -> None:
-        self._process.communicate()
 
     def median(self, figure: str) -> float:
         return statistics.median(self.seconds.get(figure, [float("nan")]))
@@ -126,18 +141,26 @@ def memcpy(source: np.ndarray, target: np.ndarray) -> float:
     return (time.perf_counter() - begun_s) * GIB * 2**30 / source.nbytes
 
 
-def contenders(folder: str, peer: str) -> list[Contender]:
-    def argv(python: str, name: str) -> list[str]:
-        os.mkdir(f"{folder}/{name}")
-        return [python, PEER, name, f"{folder}/{name}", str(GIB)]
-
-    found = [Contender("packtrain", argv(sys.executable, "packtrain"), FIGURES)]
+def contenders(peer: str) -> list[Contender]:
+    found = [Contender("packtrain", sys.executable, FIGURES)]
     if peer:
         found += [
-            Contender("orbax", argv(peer, "orbax"), tuple(f for f in FIGURES if not f.startswith("fill"))),
-            Contender("torch", argv(peer, "torch"), ("plain", "saves", "save", "restore")),
+            Contender("orbax", peer, tuple(f for f in FIGURES if not f.startswith("fill"))),
+            Contender("torch", peer, ("plain", "saves", "save", "restore")),
         ]
     return found
+
+
+def machine_turn(folder: str, machine: dict[str, list[float]]) -> None:
+    """What dd and memcpy make of it now."""
+    source = np.ones(COPIED_BYTES // 4, np.float32)
+    target = np.zeros_like(source)
+    machine["memcpy"].append(memcpy(source, target))
+    if {"save", "restore"} & set(ONLY):
+        machine["dd write"].append(dd(folder, reads=False))
+        machine["dd read"].append(dd(folder, reads=True))
+        for n in range(STREAMS):
+            os.unlink(f"{folder}/dd-{n}")
 
 
 def table(found: list[Contender], machine: dict[str, list[float]], rounds: int) -> None:
@@ -174,27 +197,14 @@ def main() -> None:
     if not drop_cache():
         print("the page cache cannot be dropped by this user: restores are not cold")
     with tempfile.TemporaryDirectory(dir=os.environ.get("FOLDER"), prefix="packtrain-bench-") as folder:
-        found = contenders(folder, os.environ.get("PEER", ""))
-        for one in found:
-            one.start()
-            print(f"{one.name}: {one.version or 'absent: ' + one.absent}", flush=True)
-        source = np.ones(COPIED_BYTES // 4, np.float32)
-        target = np.empty_like(source)
-        target[:] = 0
+        found = contenders(os.environ.get("PEER", ""))
         machine: dict[str, list[float]] = {"dd write": [], "dd read": [], "memcpy": []}
         for number in range(ROUNDS):
-            for figure in ONLY:
-                for one in found:
-                    one.run(figure)
-            machine["memcpy"].append(memcpy(source, target))
-            if {"save", "restore"} & set(ONLY):
-                machine["dd write"].append(dd(folder, reads=False))
-                machine["dd read"].append(dd(folder, reads=True))
-                for n in range(STREAMS):
-                    os.unlink(f"{folder}/dd-{n}")
+            first = number % len(found)
+            for one in found[first:] + found[:first]:
+                one.turn(f"{folder}/{one.name}", ONLY)
+            machine_turn(folder, machine)
             table(found, machine, number + 1)
-        for one in found:
-            one.stop()
         if len(found) == 1:
             print("orbax and torch are absent: give PEER=/path/to/python of an environment that has them")
 

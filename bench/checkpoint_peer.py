@@ -76,7 +76,9 @@ class Packtrain(Jax):
         self.log.probe()
         begin = self.log.begin(0, ("r0",), "bench")
         argv = ["-m", "packtrain.checkpoint.carrier", "--run", folder, "--socket", f"{folder}/s", "--begin"]
-        self.carrier = subprocess.Popen([sys.executable, *argv, str(begin.number)], stdin=subprocess.DEVNULL)
+        self.carrier = subprocess.Popen(
+            [sys.executable, *argv, str(begin.number)], stdin=subprocess.DEVNULL, stdout=sys.stderr
+        )
         while not os.path.exists(f"{folder}/s"):
             self.platform.sleep(0.01)
         self.memory = memory_folder(folder, self.platform.node())
@@ -177,7 +179,7 @@ class Torch:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self.state = {f"t{n:03d}": torch.from_numpy(random(n)) for n in range(round(gib * 16))}
         self.x = torch.full((STEP_SIZE, STEP_SIZE), 1 / STEP_SIZE)
-        self.same = None
+        self.same = self.other = None
         self.begin_save()
         self.end_save()
 
@@ -243,6 +245,12 @@ def figure(one: Any, word: str) -> float:
     return taken_s
 
 
+def warm_up(one: Any) -> None:
+    """A restore onto each mesh, so that what is compiled once is compiled; not timed."""
+    for place in (one.same, one.other):
+        one.check(one.restore(place))
+
+
 def drop_older(folder: str) -> None:
     """All saves but the last; not timed."""
     for name in sorted(os.listdir(folder))[:-1]:
@@ -253,6 +261,7 @@ def main(name: str, folder: str, gib: float) -> None:
     kinds: dict[str, Any] = {"packtrain": Packtrain, "orbax": Orbax, "torch": Torch}
     try:
         one = kinds[name](folder, gib)
+        warm_up(one)
     except ImportError as error:
         print(json.dumps({"absent": str(error)}), flush=True)
         return
