@@ -16,6 +16,7 @@ try:
 
     from packtrain.cli import (
         attach,
+        breaking,
         ckpt,
         data,
         doctor,
@@ -79,6 +80,7 @@ app.command("pause")(words.pause)
 app.command("resume")(words.resume)
 app.command("drain")(words.drain)
 app.command("cordon")(words.cordon)
+app.command("break")(breaking.break_)
 
 
 def main() -> None:

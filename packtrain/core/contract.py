@@ -15,6 +15,7 @@ program may use one part and leave the rest. What the supervisor puts into the e
     PACKTRAIN_GRACE_S     60                    seconds from SIGTERM or "stop" to SIGKILL
     PACKTRAIN_GO_S        600                   seconds to wait for the word "go" before the first collective; absent:
                                                 nobody gives it
+    PACKTRAIN_FAULTS      /run/pt/faults-0.json where this process may be broken on purpose (breaking.py); else absent
     PACKTRAIN_NODE        node-17               name of this node
     PACKTRAIN_FAILURES    2                     attempts of this run that ended unasked so far, and
     PACKTRAIN_NODE_MINUTES  5400                the time its nodes were in use: how often to save
@@ -63,11 +64,11 @@ from .words import (
 )
 
 __all__ = [
-    "ATTEMPT", "CARRIER", "CONTROL", "EXIT_AGAIN", "EXIT_CONFIG", "EXIT_DONE", "FAILURES", "FRESH", "GO_ID", "GO_S",
-    "GRACE_S", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE", "NODE_MINUTES", "NO_ORDER",
-    "ORDER_LAG", "PHASES", "RANK", "RESTORE", "RUN", "SOCKET", "WORLD_SIZE", "Beat", "Beats", "CarrierClient",
-    "Control", "Order", "Place", "Ready", "Restore", "Word", "agree", "boot_ns", "crc32c", "order_bytes", "parse_beat",
-    "parse_order", "parse_ready", "ready_bytes", "restore", "wait_for_go", "worker_env",
+    "ATTEMPT", "CARRIER", "CONTROL", "EXIT_AGAIN", "EXIT_CONFIG", "EXIT_DONE", "FAILURES", "FAULTS", "FRESH", "GO_ID",
+    "GO_S", "GRACE_S", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE", "NODE_MINUTES",
+    "NO_ORDER", "ORDER_LAG", "PHASES", "RANK", "RESTORE", "RUN", "SOCKET", "WORLD_SIZE", "Beat", "Beats",
+    "CarrierClient", "Control", "Order", "Place", "Ready", "Restore", "Word", "agree", "boot_ns", "crc32c",
+    "order_bytes", "parse_beat", "parse_order", "parse_ready", "ready_bytes", "restore", "wait_for_go", "worker_env",
 ]
 
 RUN = "PACKTRAIN_RUN"
@@ -77,6 +78,7 @@ FRESH = "PACKTRAIN_FRESH"
 CARRIER = "PACKTRAIN_CARRIER"
 SOCKET = "PACKTRAIN_SOCKET"
 CONTROL = "PACKTRAIN_CONTROL"
+FAULTS = "PACKTRAIN_FAULTS"
 GRACE_S = "PACKTRAIN_GRACE_S"
 GO_S = "PACKTRAIN_GO_S"
 NODE = "PACKTRAIN_NODE"
@@ -122,6 +124,8 @@ class Place:
     carrier: str = ""
     socket: str = ""
     control: str = ""
+    faults: str = ""
+    """Where this process is told what to suffer on purpose (breaking.py); empty: nothing ever."""
     grace_s: float = 60.0
     go_s: float = 0.0
     """0: nobody says "go", and nothing is waited for."""
@@ -142,6 +146,7 @@ class Place:
             run=env.get(RUN, ""), attempt=_integer(env, ATTEMPT, 0),
             restore=_restore_value(env), fresh=_fresh_value(env), carrier=env.get(CARRIER, ""),
             socket=env.get(SOCKET, ""), control=env.get(CONTROL, ""),
+            faults=env.get(FAULTS, ""),
             grace_s=_seconds(env, GRACE_S, 60.0), go_s=_seconds(env, GO_S, 1.0) if env.get(GO_S) else 0.0,
             node=env.get(NODE, ""),
             failures=_integer(env, FAILURES, 0), node_minutes=_integer(env, NODE_MINUTES, 0),
@@ -157,6 +162,7 @@ def worker_env(place: Place) -> dict[str, str]:
         RUN: place.run, ATTEMPT: str(place.attempt),
         RESTORE: f"{place.restore.commit}:{place.restore.digest}" if place.restore else "",
         FRESH: "1" if place.fresh else "", CARRIER: place.carrier, SOCKET: place.socket, CONTROL: place.control,
+        FAULTS: place.faults,
         GRACE_S: repr(place.grace_s), GO_S: repr(place.go_s) if place.go_s else "", NODE: place.node,
         FAILURES: str(place.failures), NODE_MINUTES: str(place.node_minutes), RANK: str(place.rank),
         WORLD_SIZE: str(place.world_size), LOCAL_RANK: str(place.local_rank),

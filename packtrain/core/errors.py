@@ -431,6 +431,12 @@ class CoordinatorGone(AgainError):
     name = "run.coordinator_gone"
 
 
+class FaultsForbidden(ConfigError):
+    """Asked to break something of a run that does not allow it."""
+
+    name = "run.faults_forbidden"
+
+
 class NotLive(ConfigError):
     """Asked of a run that nobody runs on this machine now."""
 

@@ -162,6 +162,28 @@ class StacksTaken(Record, tag="stacks"):
     text: str
 
 
+class FaultInjected(Record, tag="fault_injected"):
+    """Something is about to be broken on purpose. `node` empty: the coordinator; `rank` -1: no worker."""
+
+    fault: str
+    attempt: int
+    node: str
+    rank: int
+    seconds: float
+    """0: it lasts no time, or for good."""
+    factor: float
+    by: str
+
+
+class FaultMissed(Record, tag="fault_missed"):
+    """It was not broken after all."""
+
+    fault: str
+    node: str
+    rank: int
+    why: str
+
+
 class RunFinished(Record, tag="run_finished"):
     """The last record of a coordinator. `error` empty: all is well."""
 
@@ -347,7 +369,7 @@ AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone | CarrierGivenUp
     | HomeBack | CoordinatorBegan | WorldChosen | NodeLost | NodeBack | NodeSuspected | NodeCordoned | SharedCauseSeen
-    | StacksTaken | RunFinished
+    | StacksTaken | FaultInjected | FaultMissed | RunFinished
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
     | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | RestoreDone | TrainingDone
 )

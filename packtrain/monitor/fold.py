@@ -18,6 +18,8 @@ from packtrain.core.records import (
     CarrierGivenUp,
     ErrorSeen,
     EvalDone,
+    FaultInjected,
+    FaultMissed,
     GuardVerdict,
     HomeBack,
     IntervalChosen,
@@ -92,6 +94,8 @@ class Facts:
     """The last one of an interval that is chosen, not given."""
     orders: list[OrderGiven] = field(default_factory=list)
     errors: list[ErrorSeen] = field(default_factory=list)
+    faults: list[FaultInjected | FaultMissed] = field(default_factory=list)
+    """Broken on purpose."""
     verdicts: list[GuardVerdict] = field(default_factory=list)
     retained: list[RetentionDone] = field(default_factory=list)
     mirrored: dict[str, MirrorDone] = field(default_factory=dict)
@@ -155,6 +159,8 @@ class Facts:
                     self.attempts[-1].asked_to_stop = True
             case ErrorSeen():
                 self.errors.append(record)
+            case FaultInjected() | FaultMissed():
+                self.faults.append(record)
             case GuardVerdict():
                 self.verdicts.append(record)
             case RetentionDone():

@@ -19,11 +19,12 @@ from typing import Any
 from packtrain.core.errors import StoppedOnRequest
 from packtrain.core.journal import UNREADABLE, Damage, Reading, read_folder
 from packtrain.core.platform import Platform
-from packtrain.core.records import EvalDone, ProfileDone, RestoreDone, StepDone
+from packtrain.core.records import EvalDone, FaultInjected, FaultMissed, ProfileDone, RestoreDone, StepDone
 from packtrain.core.units import NS, bytes_text, count_text, duration_text
 from packtrain.monitor.fold import Attempt, Facts, fold
 
 ERRORS_SHOWN = 8
+FAULTS_SHOWN = 12
 SAMPLES_SHOWN = 3
 SAMPLE_LINES_MAX = 8
 XZ = (("xz -9e, file by file", "xz_files_bits_per_byte"), ("xz -9e, one stream", "xz_stream_bits_per_byte"))
@@ -107,7 +108,8 @@ def render(sources: Sources) -> str:
     sections = [
         _outcome(sources), list(held_out(facts, sources.cards or {})), _speed(facts),
         *(profile(record) for record in facts.profiles[-1:]), _attempts(facts, command), _seconds(facts),
-        _saves(facts, command), _trouble(facts, command), _journal(sources.damage, facts), list(samples(facts)),
+        _saves(facts, command), _faults(facts), _trouble(facts, command), _journal(sources.damage, facts),
+        list(samples(facts)),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
@@ -344,6 +346,24 @@ def _remembered(facts: Facts) -> list[str]:
     if sent or lost:
         told += f"; {sent} went to another node, {lost} gave way or failed"
     return [f"  {told}"]
+
+
+def _faults(facts: Facts) -> list[str]:
+    """What was broken on purpose: the last ones, and whether it was."""
+    if not facts.faults:
+        return []
+    lines = [f"broken on purpose: {sum(isinstance(one, FaultInjected) for one in facts.faults)}"]
+    for one in facts.faults[-FAULTS_SHOWN:]:
+        node = f"node {one_line(one.node)}" if one.node else ""
+        whom = f" of rank {one.rank} on {node}" if one.rank >= 0 else f" of {node}" if node else ""
+        if isinstance(one, FaultMissed):
+            lines.append(f"  missed: {one_line(one.fault)}{whom}: {one_line(one.why)}")
+        else:
+            lasts = f" for {one.seconds:g} s" if one.seconds else ""
+            times = f", {one.factor:.3g} times as long" if one.factor else ""
+            lines.append(f"  attempt {one.attempt}: {one_line(one.fault)}{whom}{lasts}{times}, {one_line(one.by)}")
+    more = len(facts.faults) - FAULTS_SHOWN
+    return lines + ([f"  and {more} earlier"] if more > 0 else [])
 
 
 def _trouble(facts: Facts, command: str) -> list[str]:

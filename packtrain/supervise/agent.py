@@ -27,6 +27,7 @@ from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, PacktrainError, RunHeld
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.units import NS
 from packtrain.supervise.attempt import Attempt, child_env
+from packtrain.supervise.breaking import Breaker
 from packtrain.supervise.delivery import AgentSide
 from packtrain.supervise.errands import Errands
 from packtrain.supervise.job import Job, read_job, run_id
@@ -34,6 +35,7 @@ from packtrain.supervise.keys import Address, make_keys, read_address
 from packtrain.supervise.link import Caller
 from packtrain.supervise.messages import (
     AskCarrier,
+    Break,
     Did,
     Do,
     EndAttempt,
@@ -106,6 +108,7 @@ class Agent:
         self._link, self._ears, self._processes, self._requests = link, ears, processes, requests
         self._coordinator, self._address = coordinator, address
         self._errands = Errands(platform)
+        self._breaker = Breaker(job, place, platform, processes, self._errands)
         self._standbys = Standbys(job, place.home, child_env(job, place), platform, processes)
         self.side = AgentSide(place.node, place.incarnation, _read_term(platform, place.home))
         self._term = self.side.term
@@ -141,7 +144,7 @@ class Agent:
         self._looked_ns = ns
         self._find_coordinator(ns)
         for message in self._link.receive():
-            do = self.side.arrived(ns, message)
+            do = None if self._breaker.cut(ns) else self.side.arrived(ns, message)
             if do is not None:
                 self._obey(ns, do)
         self._hear(ns)
@@ -211,7 +214,8 @@ class Agent:
             node=self._place.node, agent=self._place.incarnation, attempt=number, step=step, step_s=step_s
         )
         for message in self.side.due(ns, hello, pulse):
-            self._link.send(message)
+            if not self._breaker.cut(ns):
+                self._link.send(message)
 
     # --- actions ---
 
@@ -228,6 +232,9 @@ class Agent:
                 self._ask_carrier(ns, do.id, action)
             case TellHeld():
                 self._tell_held(ns, do.id)
+            case Break():
+                attempt = self._attempt if self._runs(action.attempt) else None
+                self._breaker.begin(ns, do.id, action, attempt, lambda error: self._did(do.id, error=error))
             case Leave():
                 self._did(do.id)
                 self._leave(EXIT_DONE)

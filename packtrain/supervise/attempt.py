@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from packtrain.core import contract
+from packtrain.core.breaking import NO_FAULT, fault_bytes
 from packtrain.core.contract import NO_ORDER, Beat, Order, Ready, Restore, order_bytes, worker_env
 from packtrain.core.errors import EXIT_AGAIN, SlotDamaged
 from packtrain.core.journal import newest_records
@@ -173,6 +174,8 @@ class Attempt:
     def _start_workers(self, ns: int) -> str:
         try:
             for local, rank in enumerate(self._launch.ranks):
+                if self._breakable:
+                    self._platform.write_replacing(self._place.faults(rank), fault_bytes(NO_FAULT), durable=False)
                 env = self._program_env(local, rank) if self._job.plain else self._worker_env(local, rank)
                 warm = self._standbys.take(env, self._log(rank)) if self._launch.reuse_standby else None
                 self._workers[rank] = warm or self._platform.spawn(
@@ -203,6 +206,11 @@ class Attempt:
     def _worker_env(self, local: int, rank: int) -> dict[str, str]:
         return {**child_env(self._job, self._place), **worker_env(self._seat(local, rank))}
 
+    @property
+    def _breakable(self) -> bool:
+        """Whether workers look at what they are to suffer on purpose."""
+        return self._job.supervise.allow_faults and not self._job.plain
+
     def _seat(self, local: int, rank: int) -> contract.Place:
         launch, place = self._launch, self._place
         number, _, digest = launch.restore.partition(":")
@@ -211,6 +219,7 @@ class Attempt:
             run=self._job.run_folder, attempt=launch.attempt, fresh=not launch.restore,
             restore=Restore(int(number), digest) if launch.restore else None,
             carrier=place.carrier if self._job.carrier else "", socket=self._beats, control=place.control,
+            faults=place.faults(rank) if self._breakable else "",
             grace_s=self._job.supervise.grace_s, go_s=0.0 if self._job.plain else self._job.supervise.go_s,
             node=place.node, failures=launch.failures, node_minutes=launch.node_minutes, rank=rank,
             world_size=launch.world_size, local_rank=local,
@@ -361,6 +370,22 @@ class Attempt:
         self._errands.start(
             ns, stacks.STACKS_S, lambda: stacks.take(self._platform, pid, self._log(rank), scratch), told
         )
+
+    # --- broken on purpose ---
+
+    def runs(self, rank: int) -> bool:
+        return rank in self._workers
+
+    def signal(self, rank: int, signum: signal.Signals) -> str:
+        """To one worker alone. Why not; empty: it is done."""
+        if rank not in self._workers:
+            return f"rank {rank} does not run here"
+        self._workers[rank].send_signal(signum)
+        return ""
+
+    def kill_carrier(self) -> str:
+        """Why not; empty: it is done."""
+        return self._carrier.strike()
 
     # --- the end ---
 

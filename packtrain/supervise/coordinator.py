@@ -13,10 +13,12 @@ Fails: RunHeld, RunMoved, CommitsUnfit, CommitUnknown, DecisionsDamaged, RunUnus
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -43,7 +45,7 @@ from packtrain.core.records import (
 from packtrain.core.units import NS
 from packtrain.core.wire import json_object
 from packtrain.monitor.fold import Facts
-from packtrain.supervise import local
+from packtrain.supervise import faults, local
 from packtrain.supervise.asked import refusal
 from packtrain.supervise.beginning import Beginnings
 from packtrain.supervise.console import FINISH
@@ -53,8 +55,10 @@ from packtrain.supervise.detect import WatchedClock
 from packtrain.supervise.events import (
     Asked,
     Begin,
+    BreakAsked,
     BringBack,
     CarrierWanted,
+    Die,
     Done,
     Finish,
     Opened,
@@ -78,6 +82,7 @@ LOOK_S = 0.1
 """A look at everything comes this often, and when a message says more than that a node lives."""
 DECISIONS = "decisions"
 ANSWER_BYTES_MAX = 1 << 20
+T = TypeVar("T", Asked, BreakAsked)
 
 
 class Link(Protocol):
@@ -235,6 +240,8 @@ class Coordinator:
                 self._journal.write(own.record, durable=True)
                 if isinstance(own.record, NodeSuspected) and own.record.node in self._desk.state.nodes:
                     self._hosts.blame(self._desk.state.nodes[own.record.node].host)
+            case Die():
+                os.kill(os.getpid(), signal.SIGKILL)
             case Finish():
                 self._finish = own
 
@@ -252,15 +259,29 @@ class Coordinator:
     def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if request.get("op") == "status":
             return status(self._job, self._term, self._desk)
-        word = _word(request, self._clock.ns)
+        if request.get("op") == "break":
+            return self._break(request)
+        word = _word(request, Asked, "asked", self._clock.ns)
         why = "this is no request" if word is None else refusal(self._desk.state, word)
         if word is None or why:
             return refused(why, self._job.name)
-        self._desk.happened(word)
+        return self._noted(word, {"ok": True})
+
+    def _break(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        what = _word(request, BreakAsked, "break_asked", self._clock.ns)
+        if what is None:
+            return refused("this is no request", self._job.name)
+        error = faults.refusal(self._desk.state, what)
+        if error is not None:
+            return {"ok": False, "error": error.as_dict()}
+        return self._noted(what, {"ok": True, "said": faults.told(self._desk.state, what)})
+
+    def _noted(self, event: Asked | BreakAsked, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._desk.happened(event)
         self._desk.settle()
         if self._desk.trouble is not None:
             return refused(f"noted, and done as soon as the log can be written: {self._desk.trouble}", self._home)
-        return {"ok": True}
+        return answer
 
     # --- the end ---
 
@@ -289,10 +310,10 @@ def setup_of(job: Job) -> Setup:
     )
 
 
-def _word(request: Mapping[str, Any], ns: int) -> Asked | None:
+def _word(request: Mapping[str, Any], kind: type[T], tag: str, ns: int) -> T | None:
     """What a request asks for; None where its fields are not of their kinds."""
     try:
-        return msgspec.convert({"by": "operator", **request, "e": "asked", "ns": ns}, Asked)
+        return msgspec.convert({"by": "operator", **request, "e": tag, "ns": ns}, kind)
     except msgspec.ValidationError:
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packtrain.core.errors import CarrierLost
-from packtrain.core.records import NodeBack, NodeSuspected, StacksTaken
+from packtrain.core.records import FaultMissed, NodeBack, NodeSuspected, StacksTaken
 from packtrain.core.units import NS
 from packtrain.supervise import causes, held, remedies
 from packtrain.supervise.asked import stop_for_change
@@ -11,6 +11,7 @@ from packtrain.supervise.assign import members, spares
 from packtrain.supervise.ending import ACTIVE, CARRIER_S, end, gone
 from packtrain.supervise.events import Back, FromNode, Joined, Silent, Slow, Write
 from packtrain.supervise.messages import (
+    Break,
     CarrierEnded,
     CarrierUp,
     Did,
@@ -126,6 +127,8 @@ def _did(turn: Turn, name: str, did: Did, issued: Issued) -> None:
             held.told(turn, name, did, issued)
         case Launch(attempt=attempt) if did.error and attempt == turn.run.attempt and turn.run.stage in ACTIVE:
             end(turn, Trouble(kind="launch", reason=f"node {name} cannot start workers: {did.error}", node=name))
+        case Break(fault=fault, rank=rank) if did.error:
+            turn.own(Write(record=FaultMissed(fault=fault, node=name, rank=rank, why=did.error)))
         case _ if did.error:
             turn.say(f"node {name}: {did.error}")
 

@@ -13,6 +13,8 @@ import msgspec
 from packtrain.core.records import (
     AttemptEnded,
     ErrorSeen,
+    FaultInjected,
+    FaultMissed,
     NodeBack,
     NodeCordoned,
     NodeLost,
@@ -163,13 +165,24 @@ class Asked(Event, tag="asked"):
     """set: number of the spec in force from the next attempt on."""
 
 
+class BreakAsked(Event, tag="break_asked"):
+    """A person has something broken (faults.py). What is empty, -1 or 0 is not named."""
+
+    fault: str
+    by: str = "operator"
+    node: str = ""
+    rank: int = -1
+    seconds: float = 0.0
+    factor: float = 0.0
+
+
 class Tick(Event, tag="tick"):
     wall_s: float = 0.0
 
 
 AnyEvent = (
     Opened | Joined | Silent | Back | FromNode | Begun | Done | Progress | Slow | Published | CarrierWanted | Asked
-    | Tick
+    | BreakAsked | Tick
 )
 
 
@@ -213,7 +226,7 @@ class Write(Own, tag="write"):
 
     record: (
         AttemptEnded | ErrorSeen | OrderGiven | NodeLost | NodeBack | NodeSuspected | NodeCordoned | SharedCauseSeen
-        | StacksTaken | WorldChosen
+        | StacksTaken | WorldChosen | FaultInjected | FaultMissed
     )
 
 
@@ -225,4 +238,8 @@ class Finish(Own, tag="finish"):
     error: dict[str, str] = {}
 
 
-OwnAction = Begin | BringBack | WrapUp | Write | Finish
+class Die(Own, tag="die"):
+    """SIGKILL to the coordinator itself, asked for by a person."""
+
+
+OwnAction = Begin | BringBack | WrapUp | Write | Finish | Die

@@ -219,6 +219,17 @@ class TellHeld(Part, tag="tell_held"):
     """Which slots in memory this node holds: `Did.data`, a JSON list of `checkpoint.slots.Held`."""
 
 
+class Break(Part, tag="break"):
+    """Break something of this node on purpose (faults.py). An agent that is to kill itself says no `Did`."""
+
+    attempt: int
+    fault: str
+    rank: int = -1
+    """-1: no worker is meant."""
+    seconds: float = 0.0
+    factor: float = 0.0
+
+
 class Leave(Part, tag="leave"):
     """The run is over, or this node's part in it: end everything that is left, and exit."""
 
@@ -226,7 +237,8 @@ class Leave(Part, tag="leave"):
 
 
 Action = (
-    Launch | Peers | GiveOrder | EndWorkers | EndAttempt | TakeStacks | AskCarrier | TellHeld | Leave
+    Launch | Peers | GiveOrder | EndWorkers | EndAttempt | TakeStacks | AskCarrier | TellHeld | Break
+    | Leave
 )
 
 

@@ -98,6 +98,13 @@ class NodeCarrier:
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
 
+    def strike(self) -> str:
+        """SIGKILL on purpose, and another one comes as ever. Why not; empty: it is done."""
+        if self._process is None:
+            return "no carrier runs here"
+        self._processes.kill_group(self._process)
+        return ""
+
     def kill(self) -> None:
         """What hangs in a dead file system goes when that comes back; nobody waits."""
         self._ending = True
@@ -137,6 +144,8 @@ class NodeCarrier:
         config = msgspec.json.encode(self._job.checkpoint).decode()
         words = ["--run", run, "--socket", place.carrier, "--begin", str(self._launch.begin), "--checkpoint", config]
         words += [word for path in quarantine for word in ("--quarantine", path)]
+        if self._job.supervise.allow_faults:
+            words += ["--faults", place.disk_faults]
         if self._has_neighbours:
             words += ["--peers", place.peers, "--listen", place.host]
         self._process = self._platform.spawn((*self._job.carrier, *words), self._env, log_path=self._log)

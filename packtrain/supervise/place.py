@@ -47,6 +47,15 @@ class Place:
     def peers(self) -> str:
         return f"{self.home}/peers.json"
 
+    @property
+    def disk_faults(self) -> str:
+        """What this node's carrier is told to suffer of the run's disk."""
+        return f"{self.home}/faults-disk.json"
+
+    def faults(self, rank: int) -> str:
+        """What a worker of this node is told to suffer."""
+        return f"{self.home}/faults-{rank}.json"
+
     def ask_carrier(self, platform: Platform, request: str) -> str:
         """Send one line, wait for what comes of it: one line. May hang; raises OSError."""
         sock = platform.stream_connect(self.carrier, CONNECT_S)

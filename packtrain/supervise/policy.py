@@ -31,6 +31,7 @@ from packtrain.supervise.events import (
     Back,
     Begin,
     Begun,
+    BreakAsked,
     BringBack,
     CarrierWanted,
     Done,
@@ -44,6 +45,7 @@ from packtrain.supervise.events import (
     Tick,
     Write,
 )
+from packtrain.supervise.faults import broken
 from packtrain.supervise.messages import AskCarrier, EndAttempt, Launch
 from packtrain.supervise.state import (
     BEGINNING,
@@ -126,6 +128,8 @@ def _take(turn: Turn, event: AnyEvent, before: State) -> None:
             _ask_carrier(turn, event.request)
         case Asked():
             asked(turn, event)
+        case BreakAsked():
+            broken(turn, event)
         case Tick():
             maintenance(turn)
 

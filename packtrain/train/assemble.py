@@ -35,6 +35,7 @@ from packtrain.core.records import RestoreDone
 from packtrain.core.units import NS, bytes_text
 from packtrain.data.loader import Loader, Prefetcher, check_held_out, open_loader
 from packtrain.data.tokenizer import check_foreign
+from packtrain.train.breaking import breakable
 from packtrain.train.fabric import between
 from packtrain.train.flops import measure_peak
 from packtrain.train.gate import Gate
@@ -129,8 +130,8 @@ def train(desk: Desk) -> None:
         saves = Saves(saver, specs, desk.platform, desk.journal, facts, published, desk.place.rank == 0)
         parts = Parts(
             spec=spec, mesh=mesh, platform=desk.platform, journal=desk.journal, beats=desk.beats, orders=orders,
-            wire=Wire(mesh), feed=feed, step=step, held_out=HeldOut(spec, mesh), sampler=sampler, saves=saves,
-            attempt=desk.place.attempt, rank=desk.place.rank, grace_s=desk.place.grace_s,
+            wire=Wire(mesh), feed=breakable(feed, desk.place), step=step, held_out=HeldOut(spec, mesh), sampler=sampler,
+            saves=saves, attempt=desk.place.attempt, rank=desk.place.rank, grace_s=desk.place.grace_s,
             peak_flops_per_s=_world_peak(desk, spec.train.precision), attention_reason=reason, profiler=profiler,
             history=History(desk.place.failures, 60.0 * desk.place.node_minutes),
             nodes=nodes_of(desk.place),

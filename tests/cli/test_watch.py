@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -73,10 +74,15 @@ def test_an_answer_is_told_and_a_refusal_is_raised(run: str, base: pathlib.Path)
         (("stop", "it"), {"op": "stop", "by": "packtrain stop"}), (("pause", "it"), {"op": "pause"}),
         (("resume", "it"), {"op": "resume"}), (("drain", "it", "n1"), {"op": "drain", "node": "n1"}),
         (("cordon", "it", "n1"), {"op": "cordon", "node": "n1"}),
+        (("break", "it", "kill"), {"op": "break", "fault": "kill", "node": "", "rank": -1, "seconds": 0, "factor": 0}),
+        (
+            ("break", "it", "slow", "--node", "n1", "--rank", "2", "--for", "9", "--factor", "1.5"),
+            {"op": "break", "fault": "slow", "node": "n1", "rank": 2, "seconds": 9, "factor": 1.5},
+        ),
     ],
 )
 def test_words_reach_the_coordinator(
-    there: StandIn, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], op: dict[str, str]
+    there: StandIn, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], op: dict[str, Any]
 ) -> None:
     """Each verb says its word once, and prints what was answered."""
     code, out, errors = said(capsys, *words)

@@ -15,6 +15,7 @@ EFFECTS = {
     ("packtrain/data/pool.py", "processes"): "worker processes of a build, all of them ended by it",
     ("packtrain/data/build.py", "deletes"): "its own working folder, never a store",
     ("packtrain/core/contract.py", "clock"): "the client runs in anybody's job and has no Platform there",
+    ("packtrain/core/breaking.py", "clock"): "the same, where it may be broken on purpose",
     ("packtrain/core/offers.py", "clock"): "the same client, towards the carrier",
     ("packtrain/checkpoint/purge.py", "deletes"): "the one module that deletes published data, from a plan",
     ("packtrain/checkpoint/commits.py", "deletes"): "temporary names this call made itself",

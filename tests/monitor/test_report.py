@@ -21,6 +21,8 @@ from packtrain.core.records import (
     CarrierGivenUp,
     ErrorSeen,
     EvalDone,
+    FaultInjected,
+    FaultMissed,
     GuardVerdict,
     HomeBack,
     IntervalChosen,
@@ -126,7 +128,15 @@ def sources(*records: tuple[float, Record], damage: tuple[Damage, ...] = ()) -> 
     )
 
 
+BROKEN = (
+    (24.1, FaultInjected(fault="kill", attempt=1, node="n1", rank=3, seconds=0.0, factor=0.0, by="operator")),
+    (24.2, FaultInjected(fault="slow", attempt=1, node="n0", rank=0, seconds=60.0, factor=1 / 0.7, by="storm")),
+    (24.3, FaultInjected(fault="cut", attempt=1, node="n\x1b1", rank=-1, seconds=30.0, factor=0.0, by="operator")),
+    (24.4, FaultInjected(fault="kill-coordinator", attempt=1, node="", rank=-1, seconds=0.0, factor=0.0, by="storm")),
+    (24.5, FaultMissed(fault="corrupt", node="n1", rank=-1, why="there is no\ncheckpoint yet")),
+)
 CASES = {
+    "broken": sources(*FIRST[:8], *BROKEN),
     "done": sources(*FIRST, *SECOND),
     "stopped": sources(*FIRST),
     "cut_off": sources(*FIRST, *SECOND[:41], damage=(Damage("w.0001.jsonl", 4096, 17, "torn_tail"),)),

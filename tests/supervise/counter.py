@@ -7,6 +7,7 @@ import os
 import sys
 
 from packtrain.core import contract
+from packtrain.core.breaking import Faults
 from packtrain.core.contract import Place, Word
 from packtrain.core.platform import LocalPlatform
 
@@ -17,6 +18,7 @@ def main() -> int:
     place, platform = Place.from_env(os.environ), LocalPlatform()
     beats = contract.Beats(place.socket, place.attempt, place.rank)
     control = contract.Control(place.control, sigterm=True)
+    faults = Faults(place.faults)
     path = f"{place.run}/count"
     count = int(platform.read(path)) if platform.exists(path) else 0
     if not contract.wait_for_go(place, control, {"count": str(count)}):
@@ -27,6 +29,7 @@ def main() -> int:
         order = control.poll()
         if order is not None and order.word in (Word.STOP, Word.DRAIN):
             return contract.EXIT_AGAIN
+        faults.step()
         count += 1
         beats.step_done(count)
         if place.rank == 0:

@@ -6,7 +6,7 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -25,16 +25,21 @@ PATIENCE_S = 60.0
 
 
 class Live:
-    """One, from its start to its end; whatever is left of it is killed."""
+    """One, from its start to its end; whatever is left of it is killed. `job`: what else stands in its job."""
 
-    def __init__(self, folder: pathlib.Path, nodes: int, spares: int, **supervise: Any) -> None:
+    def __init__(
+        self, folder: pathlib.Path, nodes: int, spares: int, job: Mapping[str, Any] = {}, **supervise: Any
+    ) -> None:
         self.platform, self.folder = LocalPlatform(), folder
-        job = Job(
-            name=folder.name, run_folder=str(folder), version="test", nodes=nodes, spares=spares, carrier=(),
-            worker=(sys.executable, str(HERE / "counter.py")), env=dict(os.environ, PYTHONPATH=str(ROOT)),
-            supervise=SuperviseConfig(grace_s=20.0, **supervise),
+        usual = {
+            "carrier": (), "worker": (sys.executable, str(HERE / "counter.py")),
+            "env": dict(os.environ, PYTHONPATH=str(ROOT)),
+        }
+        self.job = Job(
+            name=folder.name, run_folder=str(folder), version="test", nodes=nodes, spares=spares,
+            supervise=SuperviseConfig(grace_s=20.0, **supervise), **{**usual, **job},  # type: ignore[arg-type]
         )
-        self.keeper = local.start(self.platform, job, job.env)
+        self.keeper = local.start(self.platform, self.job, self.job.env)
 
     @property
     def home(self) -> str:
@@ -93,21 +98,28 @@ class Live:
                 found[int(one.environ()["RANK"])] = one.pid
         return found
 
+    def broken(self, fault: str, node: str = "", rank: int = -1, seconds: float = 0.0, factor: float = 0.0) -> str:
+        """What was said to the fault that was asked for."""
+        asked = {"fault": fault, "node": node, "rank": rank, "seconds": seconds, "factor": factor}
+        return str(ask(self.platform, self.home, "break", **asked)["said"])
+
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        for word in ("coordinator", "agent", "counter.py"):
-            for process in self.processes(f"supervise.{word}" if word != "counter.py" else word):
+        for word in ("supervise.coordinator", "supervise.agent", "checkpoint.carrier", "tests/supervise/"):
+            for process in self.processes(word):
                 with suppress(psutil.Error):
                     process.kill()
         local.clean(self.platform, self.keeper.live)
 
 
 @contextmanager
-def live(folder: pathlib.Path, nodes: int = 2, spares: int = 0, **supervise: Any) -> Iterator[Live]:
+def live(
+    folder: pathlib.Path, nodes: int = 2, spares: int = 0, job: Mapping[str, Any] = {}, **supervise: Any
+) -> Iterator[Live]:
     folder.mkdir(exist_ok=True)
-    one = Live(folder, nodes, spares, **supervise)
+    one = Live(folder, nodes, spares, job, **supervise)
     try:
         yield one
     finally:

@@ -24,6 +24,7 @@ from packtrain.checkpoint.reader import restoring
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import choose_buffer_folder, memory_folder
 from packtrain.core import contract
+from packtrain.core.breaking import Faults
 from packtrain.core.contract import Word
 from packtrain.core.errors import CheckpointDamaged, GuardRollback, SaveFailed, SlotDamaged, WrongModel
 from packtrain.core.journal import Journal
@@ -48,6 +49,7 @@ class Toy:
         print(f"{self.place.failures} attempts failed in {self.place.node_minutes} node-minutes", flush=True)
         self.beats = contract.Beats(self.place.socket, self.place.attempt, self.place.rank)
         self.control = contract.Control(self.place.control, sigterm=True)
+        self.faults = Faults(self.place.faults)
         self.journal = Journal(self.platform, f"{self.place.run}/journal")
         self.at, self.how = TOY.get("fail", {}).get(str(self.place.attempt), [None, ""])
         self.state = self.restored()
@@ -72,9 +74,12 @@ class Toy:
             sys.exit(error.exit_code)
 
     def main(self) -> int:
+        if not contract.wait_for_go(self.place, self.control, {"step": str(self.state[0])}):
+            return self.leave(contract.EXIT_AGAIN)
         self.beats.enter("step", int(self.state[0]))
         while self.state[0] < TOY.get("steps", 10):
             self.fail_as_told()
+            self.faults.step()
             time.sleep(TOY.get("step_s", 0.0))
             self.state = advance(self.state)
             self.beats.step_done(int(self.state[0]))
