@@ -1,7 +1,7 @@
 """One image from a buffer into a new file: each byte is read once, checksummed, hashed and written.
 
 The bytes whose checksums are taken are the bytes that are written, whatever the buffer's owner does meanwhile: a chunk
-is copied first. Hashing goes in order and holds its thread; checksums and writes run beside it.
+is copied first. Hashing goes in order and holds its thread; copies, checksums and writes run beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from packtrain.checkpoint import format as fmt
 from packtrain.core.bulk import Image, aligned
@@ -34,15 +37,25 @@ Read = Callable[[int, memoryview], None]
 def pour(platform: Platform, read: Read, target: str, size: int, check: Callable[[], None]) -> Poured:
     """Write a new file of `size` bytes, durable when this returns. `check` is called before each chunk and may raise.
 
-    Raises OSError of the target, and whatever `read` and `check` raise; no thread works on the file any more then.
+    `read` is called by one thread at a time, in order. Raises OSError of the target, and whatever `read` and `check`
+    raise; no thread works on the file any more then.
     """
     digest, crcs = hashlib.sha256(), [0] * fmt.block_count(size, fmt.BLOCK_BYTES)
-    with platform.create_image(target, size) as image, platform.crew(WRITERS) as crew, _Ring(size) as ring:
-        for offset in range(0, size, CHUNK_BYTES):
+    with platform.create_image(target, size) as image, platform.crew(1 + WRITERS) as crew, _Ring(size) as ring:
+
+        def copy_from(offset: int) -> memoryview:
             check()
             chunk = ring.next(min(CHUNK_BYTES, size - offset))
-            read(offset, chunk)
+            ring.lend(crew.start(partial(read, offset, chunk)))
+            return chunk
+
+        coming = copy_from(0) if size else memoryview(b"")
+        for offset in range(0, size, CHUNK_BYTES):
+            chunk = coming
+            ring.take_back()
             ring.lend(crew.start(_written(image, offset, chunk, crcs)))
+            if offset + CHUNK_BYTES < size:
+                coming = copy_from(offset + CHUNK_BYTES)
             digest.update(chunk)
         ring.wait()
         image.fsync()
@@ -67,6 +80,10 @@ class _Ring:
         """The last one given is in use until `wait` returns."""
         self._lent.append(wait)
 
+    def take_back(self) -> None:
+        """The one lent last, when its user is done. Raises what went wrong with it."""
+        self._lent.pop()()
+
     def wait(self) -> None:
         while self._lent:
             self._lent.popleft()()
@@ -77,15 +94,15 @@ class _Ring:
     def __exit__(self, *exc: object) -> None:
         """Whatever happened, nobody uses a buffer or the file behind it any more: its descriptor may be closed."""
         while self._lent:
-            with suppress(OSError):
+            with suppress(Exception):
                 self._lent.popleft()()
 
 
 def _written(image: Image, offset: int, chunk: memoryview, crcs: list[int]) -> Callable[[], None]:
     def work() -> None:
+        data = np.frombuffer(chunk, np.uint8)
         for at in range(0, len(chunk), fmt.BLOCK_BYTES):
-            block = bytes(chunk[at : at + fmt.BLOCK_BYTES])  # google_crc32c takes nothing else
-            crcs[(offset + at) // fmt.BLOCK_BYTES] = fmt.crc32c(block)
+            crcs[(offset + at) // fmt.BLOCK_BYTES] = fmt.crc32c(data[at : at + fmt.BLOCK_BYTES])
         image.write_at(offset, chunk)
 
     return work

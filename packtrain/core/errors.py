@@ -326,6 +326,12 @@ class StoreUnreachable(AgainError):
     name = "store.unreachable"
 
 
+class UploadLost(AgainError):
+    """The store knows nothing any more of a large object that was on its way into it."""
+
+    name = "store.upload_lost"
+
+
 class StoreHeld(AgainError):
     """Somebody else is writing the same name just now."""
 

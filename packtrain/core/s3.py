@@ -9,10 +9,11 @@ import base64
 import hashlib
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from packtrain.core.errors import StoreRefused, StoreUnreachable
+from packtrain.core.errors import StoreRefused, StoreUnreachable, UploadLost
 from packtrain.core.platform import Platform
 from packtrain.core.stores import DAMAGED_ON_THE_WAY, Plan, Store, StoreConfig, Upload, require_free, secret_of
 
@@ -44,7 +45,7 @@ def open_bucket(platform: Platform, config: StoreConfig, name: str, prefix: str)
 
 
 class S3Bucket:
-    """A bucket through boto3. Raises StoreRefused and StoreUnreachable."""
+    """A bucket through boto3. Raises StoreRefused and StoreUnreachable; of an upload also UploadLost."""
 
     def __init__(self, client: BaseClient, name: str, prefix: str, url: str) -> None:
         self._client, self._name, self._prefix, self._url = client, name, prefix, url
@@ -79,7 +80,7 @@ class S3Bucket:
         """Ids of the unfinished uploads of that name, newest last."""
         try:
             found = self.call("list_multipart_uploads", Prefix=self.key(name)).get("Uploads", [])
-        except StoreRefused:  # some stores cannot tell; then the object is begun anew
+        except (StoreRefused, UploadLost):  # some stores cannot tell; then the object is begun anew
             return []
         mine = [upload for upload in found if upload["Key"] == self.key(name)]
         return [upload["UploadId"] for upload in sorted(mine, key=lambda upload: str(upload.get("Initiated", "")))]
@@ -104,9 +105,18 @@ class _Parts(Upload):
     def __init__(self, bucket: S3Bucket, store: Store, plan: Plan) -> None:
         self._bucket, self._store, self._plan = bucket, store, plan
         self._lock = threading.Lock()
-        earlier = bucket.uploads_of(plan.name)
-        self._id = earlier[-1] if earlier else bucket.call("create_multipart_upload", plan.name)["UploadId"]
-        self._parts = bucket.parts_of(plan.name, self._id) if earlier else {}
+        self._id, self._parts = self._earlier() or (self._begun(), {})
+
+    def _earlier(self) -> tuple[str, dict[int, tuple[int, str]]] | None:
+        """Id of the upload an earlier process left, if the store still has it, and what has arrived of it."""
+        name = self._plan.name
+        for upload in self._bucket.uploads_of(name)[-1:]:
+            with suppress(UploadLost):
+                return upload, self._bucket.parts_of(name, upload)
+        return None
+
+    def _begun(self) -> str:
+        return str(self._bucket.call("create_multipart_upload", self._plan.name)["UploadId"])
 
     def has(self, index: int, is_good: Callable[[bytes], bool]) -> bool:
         """By its size: what it holds is seen when the whole object is read back."""
@@ -153,6 +163,11 @@ def _explained(call: Callable[[], T], where: str) -> T:
     except ClientError as error:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = error.response.get("Error", {}).get("Code", "")
+        if code == "NoSuchUpload":
+            raise UploadLost(
+                "the store no longer knows an upload that was under way", where=where,
+                fix="see whether a rule of the bucket or somebody ends unfinished uploads early; try again",
+            ) from error
         text = f"{code} ({status}): {error.response.get('Error', {}).get('Message', '')}"
         if 400 <= status < 500 and status not in (408, 429) and code not in DAMAGED_ON_THE_WAY:
             raise StoreRefused(

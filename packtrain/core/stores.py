@@ -59,6 +59,7 @@ class Page(NamedTuple):
 class Upload(ABC):
     """One large object on its way into a store, chunk by chunk: whole after `finish`, not visible at all before.
 
+    Every call but `leave` may raise UploadLost: what has arrived is gone, and only another upload helps.
     Who begins one ends it with `finish` or `leave`.
     """
 

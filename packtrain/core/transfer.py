@@ -21,7 +21,14 @@ from typing import NamedTuple
 import google_crc32c
 import msgspec
 
-from packtrain.core.errors import NameAbsent, NameTaken, TransferDamaged, TransferLate, TransferStopped
+from packtrain.core.errors import (
+    NameAbsent,
+    NameTaken,
+    TransferDamaged,
+    TransferLate,
+    TransferStopped,
+    UploadLost,
+)
 from packtrain.core.platform import Platform
 from packtrain.core.pool import Pool
 from packtrain.core.stores import Plan, Store, Upload
@@ -186,6 +193,10 @@ class _Job:
         self.bad: list[int] = []
         """Chunks that the present check found wrong."""
         self.tries = 1
+        self.finished = False
+        """It was made visible under its name once: what is there is ours."""
+        self.lost: UploadLost | None = None
+        """The store forgot the upload under way."""
         self.lock = threading.Lock()
         self._block_bytes = item.block_bytes if item.sums else plan.chunk_bytes
         self._known: dict[int, tuple[int, ...]] = {}
@@ -293,7 +304,7 @@ class _Copy:
         if job.upload.in_order:
             for index in range(job.plan.chunks):
                 self._put(job, index)
-            self._finish_unseen(job)
+            self._look_or_finish(job)
         else:
             self._stage(job, self._put, self._look_or_finish)
 
@@ -301,13 +312,19 @@ class _Copy:
         """Bring one chunk to the target, unless it is there."""
         self._check()
         assert job.upload is not None
+        if job.lost is not None:
+            return
         size, data = job.plan.span(index)[1], b""
         if not job.knows(index):
             data = self._fetch(job, index)
         if job.upload.has(index, partial(job.is_good, index)):
             self.tally.add(bytes_kept=size)
             return
-        times = job.upload.put(index, data or self._fetch(job, index))
+        try:
+            times = job.upload.put(index, data or self._fetch(job, index))
+        except UploadLost as lost:
+            job.lost = lost
+            return
         self.tally.add(bytes_sent=size * times, chunks_sent_again=times - 1)
         self._tell()
 
@@ -333,7 +350,9 @@ class _Copy:
     def _look_or_finish(self, job: _Job) -> None:
         """All chunks are put: read them back where the kind shows them now."""
         assert job.upload is not None
-        if job.upload.shows:
+        if job.lost is not None:
+            self._send_anew(job, job.lost)
+        elif job.upload.shows:
             self._stage(job, self._check_unfinished, self._finish)
         else:
             self._finish_unseen(job)
@@ -355,13 +374,34 @@ class _Copy:
 
     def _finish_unseen(self, job: _Job) -> None:
         """A bucket: make it visible, then read it back."""
-        self._finish(job)
+        try:
+            self._finish(job)
+        except UploadLost as lost:  # also where it was finished, and the answer to that was lost
+            if not self._is_there(job):
+                self._send_anew(job, lost)
+                return
         self._stage(job, self._check_finished, self._end)
 
     def _finish(self, job: _Job) -> None:
         self._check()
         assert job.upload is not None
-        job.upload.finish(self._replace or job.tries > 1)
+        job.upload.finish(self._replace or job.finished)
+        job.finished = True
+
+    def _is_there(self, job: _Job) -> bool:
+        try:
+            return self._target.size(job.plan.name) == job.plan.size
+        except NameAbsent:
+            return False
+
+    def _send_anew(self, job: _Job, lost: UploadLost) -> None:
+        """From its beginning: all that had arrived is gone."""
+        if job.tries == TRIES:
+            raise lost
+        job.leave()
+        job.tries, job.lost = job.tries + 1, None
+        self.tally.add(chunks_sent_again=job.plan.chunks)
+        self._send(job)
 
     def _check_finished(self, job: _Job, index: int) -> None:
         if job.is_good(index, self._read_back(job, index)):

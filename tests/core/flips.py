@@ -7,7 +7,7 @@ from collections.abc import Callable
 from packtrain.core.stores import Page, Plan, Store, Upload
 
 Touch = Callable[[str, int, bytes], bytes]
-"""(what: read, put or look; how many of these before; bytes) -> bytes that arrive."""
+"""(what: read, put, look, finish or finished; how many of these before; bytes) -> bytes that arrive. May raise."""
 
 
 def untouched(what: str, number: int, data: bytes) -> bytes:
@@ -31,8 +31,8 @@ class Flipping(Store):
 
     def __init__(self, inner: Store, touch: Touch = untouched) -> None:
         self.inner, self.touch, self.url = inner, touch, inner.url
-        self.counts = {"read": 0, "put": 0, "look": 0}
-        self.bytes = {"read": 0, "put": 0, "look": 0}
+        self.counts = {"read": 0, "put": 0, "look": 0, "finish": 0, "finished": 0}
+        self.bytes = dict.fromkeys(self.counts, 0)
 
     def pass_through(self, what: str, data: bytes) -> bytes:
         number = self.counts[what]
@@ -77,7 +77,9 @@ class _Flipping(Upload):
         return self._store.pass_through("look", self._inner.look(index))
 
     def finish(self, replace: bool) -> None:
+        self._store.pass_through("finish", b"")
         self._inner.finish(replace)
+        self._store.pass_through("finished", b"")
 
     def leave(self) -> None:
         self._inner.leave()

@@ -19,13 +19,14 @@ from packtrain.core.errors import (
     TransferDamaged,
     TransferLate,
     TransferStopped,
+    UploadLost,
 )
 from packtrain.core.fake import FakeCrash, FakeDisk, FakePlatform, Fault, crash, explore, power_cut
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.stores import Folder, Store, StoreConfig, open_store
 from packtrain.core.transfer import Item, Progress, Throttle, TransferConfig, copy
 from packtrain.core.units import NS
-from tests.core.flips import Flipping, flip
+from tests.core.flips import Flipping, Touch, flip
 from tests.core.store_contract import pattern
 
 ONE = TransferConfig(threads=1, chunk_bytes=64)
@@ -148,6 +149,44 @@ def test_a_byte_flipped_on_the_way_to_a_bucket(known: bool) -> None:
         done = copy(platform, source, target, [item(data, known)], ONE)
         assert target.inner.read("a/f", 0, 999) == data
         assert (done.chunks_sent_again, done.bytes_checked, target.counts["put"]) == (5, 300, 10)
+
+
+def forgets(what: str, *numbers: int) -> Touch:
+    """The store that no longer knows the upload, at the n-th put, finish or finished; at every one, without numbers."""
+
+    def touch(kind: str, number: int, data: bytes) -> bytes:
+        if kind == what and (not numbers or number in numbers):
+            raise UploadLost("gone", where="a/f", fix="try again")
+        return data
+
+    return touch
+
+
+@pytest.mark.parametrize("bucket, again", [(False, 3), (True, 5)])
+def test_an_upload_that_the_store_forgets(bucket: bool, again: int) -> None:
+    """The object is begun anew, twice at most: no chunk is put that could not help any more, nor one that stayed."""
+    data = pattern(300)
+    for numbers, puts in (((2,), 3 + again), ((0, 1), 7)):
+        platform, source, folder = two_folders()
+        source.create("a/f", data)
+        target = Flipping(memory() if bucket else folder, forgets("put", *numbers))
+        copy(platform, source, target, [item(data)], ONE)
+        assert (target.inner.read("a/f", 0, 999), target.counts["put"]) == (data, puts)
+    target = Flipping(memory() if bucket else folder, forgets("put"))
+    with pytest.raises(UploadLost):
+        copy(platform, source, target, [item(data, name="a/f")._replace(target="a/g")], ONE)
+    assert target.counts["put"] == 3
+
+
+def test_an_upload_that_the_store_forgets_at_its_end() -> None:
+    """It is begun anew; where it was finished and only the answer was lost, what is there is checked and stays."""
+    data = pattern(300)
+    for what, puts in (("finish", 10), ("finished", 5)):
+        platform, source, _ = two_folders()
+        source.create("a/f", data)
+        target = Flipping(memory(), forgets(what, 0))
+        done = copy(platform, source, target, [item(data)], ONE)
+        assert (target.inner.read("a/f", 0, 999), target.counts["put"], done.bytes_checked) == (data, puts, 300)
 
 
 def test_a_byte_flipped_on_the_way_from_the_source() -> None:
