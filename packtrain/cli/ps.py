@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from packtrain.core.platform import Platform
     from packtrain.supervise.local import Live
 
+NOTES = ("waits", "log")
+"""What else the coordinator says of the run: what it waits for, why its log cannot be written."""
 COLUMNS = ("run", "node", "state", "ranks", "step")
 
 
@@ -38,8 +40,8 @@ def rows_of(platform: Platform, name: str, live: Live) -> list[tuple[str, ...]]:
     except PacktrainError:
         alive = agents_alive(platform, live)
         return [(name, "-", "no coordinator", "-", "-"), *((name, node, "agent lives", "-", "-") for node in alive)]
-    paused = ", paused" if status.get("paused") else ""
-    first = (name, "-", f"{_text(status, 'state')}{paused}", "-", _text(status, "step"))
+    notes = [*(["paused"] if status.get("paused") else []), *(str(status[key]) for key in NOTES if status.get(key))]
+    first = (name, "-", ", ".join([_text(status, "state"), *notes]), "-", _text(status, "step"))
     return [first, *(_row(name, node) for node in status.get("nodes", []) if isinstance(node, dict))]
 
 

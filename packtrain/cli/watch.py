@@ -18,7 +18,7 @@ from packtrain.core.contract import PHASES, Beat
 from packtrain.core.errors import EXIT_DONE, CoordinatorGone, PacktrainError, RunUnusable, error_named
 from packtrain.core.journal import Entry, Tail
 from packtrain.core.platform import Platform
-from packtrain.core.records import ErrorSeen
+from packtrain.core.records import ErrorSeen, MirrorDone
 from packtrain.core.units import NS
 from packtrain.supervise import local
 from packtrain.supervise.console import ask
@@ -47,6 +47,8 @@ class Watch:
         self._asked_ns = self._status_ns = 0
         self._revivals = 0
         self._stopping = False
+        self._waits = ""
+        """What the coordinator said it waits for."""
         self._past = True
         """Of what the journal holds already nothing is said again."""
 
@@ -71,14 +73,21 @@ class Watch:
             entries = self._tail.poll()
             self._view.entries(entries)
             if not self._past:
-                self._say_warnings(entries)
+                self._say_news(entries)
             self._past = False
         self._view.tick(self._platform.boot_ns())
 
-    def _say_warnings(self, entries: list[Entry]) -> None:
+    def _say_news(self, entries: list[Entry]) -> None:
         for record in (entry.record for entry in entries):
             if isinstance(record, ErrorSeen) and record.severity == "warning":
                 self._view.say(f"warning: {error_named(record.name, record.what, record.where, record.fix).render()}")
+            elif isinstance(record, MirrorDone) and not record.error:
+                self._view.say(f"step {record.step} is on {record.mirror}")
+
+    def _say_waits(self, waits: str) -> None:
+        if waits != self._waits and waits:
+            self._view.say(waits)
+        self._waits = waits
 
     def _status(self) -> None:
         """Once a second; a coordinator that is gone is started again, and so are agents."""
@@ -94,6 +103,7 @@ class Watch:
         self._heard_ns = now
         if (beat := beat_of(status)) is not None:
             self._view.beat(beat)
+        self._say_waits(str(status.get("waits", "")))
         self._look_at_agents(status, now)
 
     def _look_at_agents(self, status: Mapping[str, Any], now: int) -> None:

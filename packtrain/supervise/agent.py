@@ -49,6 +49,7 @@ from packtrain.supervise.messages import (
     NodeLeaves,
     Peers,
     Pulse,
+    RunDone,
     TakeStacks,
     TellHeld,
 )
@@ -240,7 +241,7 @@ class Agent:
                 self._leave(EXIT_DONE)
             case EndAttempt() | EndWorkers() if not self._runs(action.attempt):
                 self._did(do.id)  # nothing of it is left here
-            case EndWorkers() | GiveOrder() | TakeStacks() | Peers() if self._runs(action.attempt):
+            case EndWorkers() | GiveOrder() | TakeStacks() | Peers() | RunDone() if self._runs(action.attempt):
                 assert self._attempt is not None
                 self._did(do.id, error=self._attempt.do(ns, action))
             case _:

@@ -16,6 +16,7 @@ from packtrain.supervise.state import (
     ENDING,
     LAUNCHING,
     RUNNING,
+    WRAPPING,
     State,
     Trouble,
     Turn,
@@ -73,15 +74,19 @@ def asked(turn: Turn, event: Asked) -> None:
 
 
 def _stop(turn: Turn, by: str) -> None:
-    """Save and stop; asked twice: at once."""
+    """Save and stop; asked twice: at once. Mirrors are waited for as long as workers would be."""
     run = turn.run
     if run.stopping:
         if run.stage in (LAUNCHING, RUNNING, BRINGING):
             _kill(turn, f"asked twice to stop ({by})")
+        if run.stage == WRAPPING:
+            turn.set(kill_at_ns=turn.ns)
         return
     turn.set(stopping=by)
     if run.stage in (LAUNCHING, RUNNING):
         _order_stop(turn, "stop", by, Word.STOP)
+    if run.stage == WRAPPING:
+        turn.set(kill_at_ns=turn.ns + round(run.setup.supervise.grace_s * NS))
 
 
 def _kill(turn: Turn, reason: str) -> None:

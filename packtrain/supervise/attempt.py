@@ -29,6 +29,7 @@ from packtrain.supervise.messages import (
     Peers,
     RankEnded,
     RankReady,
+    RunDone,
     Stacks,
     TakeStacks,
 )
@@ -317,7 +318,7 @@ class Attempt:
 
     # --- what is asked for ---
 
-    def do(self, ns: int, action: EndWorkers | GiveOrder | TakeStacks | Peers) -> str:
+    def do(self, ns: int, action: EndWorkers | GiveOrder | TakeStacks | Peers | RunDone) -> str:
         """Why it could not be done; empty: it is done."""
         match action:
             case EndWorkers():
@@ -327,6 +328,8 @@ class Attempt:
             case TakeStacks():
                 for rank, worker in self._workers.items():
                     self._take_stacks(ns, rank, worker.pid)
+            case RunDone():
+                self._carrier.run_done()
             case Peers():
                 error = self._write(self._place.peers, msgspec.json.encode(action.addresses))
                 self._introduced = frozenset() if error else frozenset(action.addresses)

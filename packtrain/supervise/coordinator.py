@@ -235,7 +235,7 @@ class Coordinator:
             case BringBack():
                 self._waits.until_back(id, self._clock.ns)
             case WrapUp():
-                self._waits.until(id, lambda: not self._desk.carrier_asked, self._clock.ns)
+                self._waits.until_wrapped(id, lambda: not self._desk.carrier_asked, own.done, self._clock.ns)
             case Write():
                 self._journal.write(own.record, durable=True)
                 if isinstance(own.record, NodeSuspected) and own.record.node in self._desk.state.nodes:
@@ -258,7 +258,7 @@ class Coordinator:
 
     def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if request.get("op") == "status":
-            return status(self._job, self._term, self._desk)
+            return status(self._job, self._term, self._desk, self._waits.text)
         if request.get("op") == "break":
             return self._break(request)
         word = _word(request, Asked, "asked", self._clock.ns)

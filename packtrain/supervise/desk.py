@@ -186,8 +186,9 @@ class Desk:
 
     @property
     def carrier_asked(self) -> bool:
-        """Whether one has yet to answer."""
-        return bool(self._carriers)
+        """Whether one has yet to answer, on a node that is there."""
+        asked = [one.node for one in self.state.pending.values() if isinstance(one.action, AskCarrier)]
+        return any(self.state.nodes[name].here for name in asked)
 
     @property
     def steps(self) -> dict[str, int]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from packtrain.core.records import NodeLost
 from packtrain.core.units import NS
 from packtrain.supervise import causes, remedies
+from packtrain.supervise.assign import members
 from packtrain.supervise.events import Finish, WrapUp, Write
-from packtrain.supervise.messages import EndWorkers, Launch, Leave
+from packtrain.supervise.messages import EndAttempt, EndWorkers, Launch, Leave, RunDone
 from packtrain.supervise.state import (
     BRINGING,
+    CLOSING,
     ENDING,
     FINISHED,
     LAUNCHING,
@@ -93,7 +95,31 @@ def ending(turn: Turn) -> None:
             turn.rank(number, trouble="lost")
     done = causes.cause(turn.run, turn.ranks).kind == "done"
     turn.own(WrapUp(attempt=turn.run.attempt, done=done))
+    for name in _of_attempt(turn) if done else ():
+        turn.do(name, RunDone(attempt=turn.run.attempt))
     turn.enter(WRAPPING)
+
+
+def _of_attempt(turn: Turn) -> list[str]:
+    return [name for name, node in turn.nodes.items() if node.attempt == turn.run.attempt]
+
+
+def wrapping(turn: Turn) -> None:
+    """Retention and mirrors are waited for, while something may come of it and whoever asked to stop has patience."""
+    missing(turn)
+    run, first = turn.run, turn.nodes[members(turn.nodes)[0]]
+    publisher_gone = not first.here or first.attempt != run.attempt
+    done = any(isinstance(one.own, WrapUp) and one.own.done for one in turn.pending)
+    if publisher_gone or (done and run.kill_at_ns and turn.ns >= run.kill_at_ns):
+        wrapped(turn)
+
+
+def wrapped(turn: Turn) -> None:
+    """Whether or not all of it is done: carriers finish the saves they took."""
+    turn.drop("")
+    for name in _of_attempt(turn):
+        turn.do(name, EndAttempt(attempt=turn.run.attempt, carrier_s=CARRIER_S))
+    turn.enter(CLOSING)
 
 
 def is_gone(node: Node, rank: Rank) -> bool:

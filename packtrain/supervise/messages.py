@@ -202,6 +202,14 @@ class EndAttempt(Part, tag="end_attempt"):
     carrier_s: float = 10.0
 
 
+class RunDone(Part, tag="run_done"):
+    """All its workers are done, and no attempt follows: what this node's carrier owes the mirrors some time is due now,
+    and what it keeps in memory for others goes. Said to each carrier of the attempt, one that is yet to come included.
+    """
+
+    attempt: int
+
+
 class TakeStacks(Part, tag="take_stacks"):
     """What every rank of this node is doing: one `Stacks` each, within 2 s."""
 
@@ -237,7 +245,7 @@ class Leave(Part, tag="leave"):
 
 
 Action = (
-    Launch | Peers | GiveOrder | EndWorkers | EndAttempt | TakeStacks | AskCarrier | TellHeld | Break
+    Launch | Peers | GiveOrder | EndWorkers | RunDone | EndAttempt | TakeStacks | AskCarrier | TellHeld | Break
     | Leave
 )
 

@@ -87,7 +87,7 @@ class Waits:
 
     def _bring(self, point: Commit, behind: Sequence[Mirror], carrier: Process) -> None:
         """Until each mirror was tried, or nothing more can come of it."""
-        self._say(f"bringing step {point.step} to {_names(behind)} (Ctrl-C leaves it)")
+        self._say(f"bringing step {point.step} to {names(behind)} (Ctrl-C leaves it)")
         self._tried.clear()
         self._told_lost.clear()
         end_ns = self._end_ns(behind)
@@ -97,7 +97,7 @@ class Waits:
                 continue
         having = [mirror for mirror in behind if self._has(mirror, point)]
         if having:
-            self._say(f"step {point.step} is on {_names(having)}")
+            self._say(f"step {point.step} is on {names(having)}")
 
     def _may_come(self, point: Commit, behind: Sequence[Mirror]) -> bool:
         if self._is_told_lost(point) and self._missing(point):
@@ -132,10 +132,10 @@ class Waits:
         return False
 
     def _missing(self, commit: Commit) -> str:
-        return _missing(self._platform, self._run_folder, commit)
+        return missing_file(self._platform, self._run_folder, commit)
 
     def _has(self, mirror: Mirror, commit: Commit) -> bool:
-        return _has(self._platform, self._run_folder, mirror, commit)
+        return has(self._platform, self._run_folder, mirror, commit)
 
 
 def check_places(platform: Platform, mirrors: Sequence[Mirror], run_folder: str) -> None:
@@ -181,8 +181,8 @@ def shortfall(platform: Platform, run_folder: str, config: CheckpointConfig) -> 
         return [MirrorFailed(what, where=error.where, fix=error.fix)]
     if point is None:
         return []
-    file = _missing(platform, run_folder, point)
-    having = [mirror for mirror in mirrors if _has(platform, run_folder, mirror, point)]
+    file = missing_file(platform, run_folder, point)
+    having = [mirror for mirror in mirrors if has(platform, run_folder, mirror, point)]
     if file:
         return [_gone(run_folder, point, file, having)]
     return [_not_on(mirror, run_folder, point) for mirror in mirrors if mirror not in having]
@@ -196,7 +196,7 @@ def _not_on(mirror: Mirror, run_folder: str, point: Commit) -> MirrorFailed:
 
 
 def _gone(run_folder: str, point: Commit, file: str, having: Sequence[Mirror]) -> CheckpointLost:
-    there = f"mirror {_names(having)} has it" if having else "no mirror has it"
+    there = f"mirror {names(having)} has it" if having else "no mirror has it"
     fix = (
         f"bring it back: packtrain ckpt repair {shlex.quote(run_folder)}" if having
         else "copy this folder from another copy of the run, if there is one; `packtrain ckpt ls` shows what is left"
@@ -207,7 +207,7 @@ def _gone(run_folder: str, point: Commit, file: str, having: Sequence[Mirror]) -
     )
 
 
-def _names(mirrors: Sequence[Mirror]) -> str:
+def names(mirrors: Sequence[Mirror]) -> str:
     return ", ".join(mirror.name for mirror in mirrors)
 
 
@@ -221,13 +221,14 @@ def _copy_command(run_folder: str, mirror: Mirror) -> str:
     ])
 
 
-def _missing(platform: Platform, run_folder: str, commit: Commit) -> str:
-    """"" too where the disk refuses to say: then the worker says it."""
+def missing_file(platform: Platform, run_folder: str, commit: Commit) -> str:
+    """What of a checkpoint is gone; empty too where the disk refuses to say: then the worker says it."""
     with suppress(OSError, PacktrainError):
         return missing(platform, run_folder, commit)
     return ""
 
 
-def _has(platform: Platform, run_folder: str, mirror: Mirror, commit: Commit) -> bool:
+def has(platform: Platform, run_folder: str, mirror: Mirror, commit: Commit) -> bool:
+    """Whether the mirror is known to have it."""
     state = read_state(platform, run_folder, mirror.name, mirror.place)
     return bool(holders([state]).get(commit.number))

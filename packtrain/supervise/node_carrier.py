@@ -25,6 +25,8 @@ from packtrain.supervise.watch import CarrierWatch
 CANNOT_EXECUTE = 126
 """Exit status of what could not be started, as shells have it."""
 STOPPING = (Word.STOP, Word.DRAIN)
+HURRY = signal.SIGUSR1
+"""Tells a carrier that the run is done: what is due some time is due now."""
 
 
 class NodeCarrier:
@@ -43,6 +45,10 @@ class NodeCarrier:
         self._stopping = False
         """The last save of the workers is waited for."""
         self._ending = False
+        self._run_done = False
+        """Each carrier is to be told so."""
+        self._hurried: Process | None = None
+        """The one that was."""
 
     @property
     def living(self) -> bool:
@@ -91,6 +97,20 @@ class NodeCarrier:
         self._state, actions = one_carrier.tick(self._state, ns, gap_ns)
         self._do(ns, actions)
         self._find_address()
+        self._hurry()
+
+    def run_done(self) -> None:
+        """What it owes the mirrors is due now, and another one that comes in its place is told as well."""
+        self._run_done = True
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Once it listens: one that still starts would die of the signal."""
+        if self._run_done and self._process is not None and self._process is not self._hurried:
+            with suppress(OSError):
+                if self._platform.exists(self._place.carrier):
+                    self._process.send_signal(HURRY)
+                    self._hurried = self._process
 
     def end(self) -> None:
         """It may finish the saves it took, and no other one comes."""

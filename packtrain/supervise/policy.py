@@ -24,7 +24,7 @@ from packtrain.supervise import causes, held, remedies
 from packtrain.supervise.asked import asked, maintenance, order_all, stop_for_change
 from packtrain.supervise.assign import largest_world, members, places, ranks_of, spares, usable, world_now
 from packtrain.supervise.edges import back, from_node, joined, silent, slow
-from packtrain.supervise.ending import ACTIVE, CARRIER_S, closing, end, ending, is_gone, leaving, missing
+from packtrain.supervise.ending import ACTIVE, closing, end, ending, is_gone, leaving, missing, wrapped, wrapping
 from packtrain.supervise.events import (
     AnyEvent,
     Asked,
@@ -46,7 +46,7 @@ from packtrain.supervise.events import (
     Write,
 )
 from packtrain.supervise.faults import broken
-from packtrain.supervise.messages import AskCarrier, EndAttempt, Launch
+from packtrain.supervise.messages import AskCarrier, Launch
 from packtrain.supervise.state import (
     BEGINNING,
     BRINGING,
@@ -264,10 +264,7 @@ def _done(turn: Turn) -> None:
     if turn.run.stage == BRINGING:
         _launch(turn)
     elif turn.run.stage == WRAPPING:
-        for name, node in turn.nodes.items():
-            if node.attempt == turn.run.attempt:
-                turn.do(name, EndAttempt(attempt=turn.run.attempt, carrier_s=CARRIER_S))
-        turn.enter(CLOSING)
+        wrapped(turn)
 
 
 # --- an attempt runs ---------------------------------------------------------------------------------
@@ -374,7 +371,7 @@ def _grow(turn: Turn) -> None:
 
 def _ask_carrier(turn: Turn, request: str) -> None:
     """Of the node that publishes; one request at a time, and another one is made after the next save."""
-    busy = any(isinstance(one.action, AskCarrier) for one in turn.pending)
+    busy = any(isinstance(one.action, AskCarrier) and turn.nodes[one.node].here for one in turn.pending)
     if turn.run.stage == RUNNING and not busy:
         turn.do(members(turn.nodes)[0], AskCarrier(attempt=turn.run.attempt, request=request))
 
@@ -388,7 +385,7 @@ def _published(turn: Turn) -> None:
 
 STAGES: dict[str, Callable[[Turn], None]] = {
     WAITING: _waiting, BRINGING: _watch, LAUNCHING: _watch, RUNNING: _watch, ENDING: ending, CLOSING: closing,
-    LEAVING: leaving, WRAPPING: missing, BEGINNING: missing,
+    LEAVING: leaving, WRAPPING: wrapping, BEGINNING: missing,
 }
 
 

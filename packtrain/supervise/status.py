@@ -28,14 +28,15 @@ WORDS = {
 }
 
 
-def status(job: Job, term: int, desk: Desk) -> dict[str, Any]:
+def status(job: Job, term: int, desk: Desk, waits: str = "") -> dict[str, Any]:
+    """`waits`: what is waited for beside the nodes."""
     run, nodes = desk.state.run, desk.state.nodes
     steps = desk.steps
     return {
         "ok": True, "run": job.name, "term": term, "state": WORDS[run.stage], "stage": run.stage,
         "attempt": run.attempt, "step": max(run.attempt_step, min(steps.values(), default=-1), run.best_step),
         "paused": run.paused, "phase": "step" if run.stage == RUNNING else "init", "reason": run.reason,
-        "stopping": run.stopping, "log": str(desk.trouble or ""),
+        "stopping": run.stopping, "log": str(desk.trouble or ""), "waits": waits,
         "nodes": [_node(name, node, run, steps.get(name, -1)) for name, node in sorted(nodes.items())],
     }
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ import pytest
 from packtrain.cli import spec
 from packtrain.cli.watch import beat_of, last_line, told_end
 from packtrain.core.errors import CoordinatorGone, PacktrainError, StoppedOnRequest
+from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
+from packtrain.core.records import MirrorDone
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import local
 from packtrain.supervise.console import ask
@@ -107,6 +110,12 @@ def test_what_lives_is_listed(there: StandIn, capsys: pytest.CaptureFixture[str]
         ["run", "node", "state", "ranks", "step"], ["it", "-", "running", "-", "7"],
         ["it", "n0", "runs", "0,", "1", "7"], ["it", "n1", "spare", "-", "-"],
     ]
+
+
+def test_what_a_run_waits_for_is_listed(there: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside its state: that it is paused, what it waits for, why its log cannot be written."""
+    there.answers["status"] = {**STATUS, "state": "waiting", "paused": True, "waits": "bringing it", "log": "disk full"}
+    assert "waiting, paused, bringing it, disk full" in said(capsys, "ps")[1]
 
 
 def test_nothing_lives(run: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,6 +216,28 @@ def test_the_end_of_a_run_is_the_end_of_its_watcher(home: pathlib.Path, there: S
         there.finish(0)
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, errors) == (0, "")
+
+
+def test_what_is_waited_for_is_said_once(home: pathlib.Path, there: StandIn) -> None:
+    """Each time that it is something else; and that a checkpoint has come to a mirror."""
+    there.answers["status"] = {**STATUS, "state": "waiting", "waits": "bringing step 7 to a, b"}
+    with watching(home) as process:
+        until_watched(process, there)
+        there.asked.clear()
+        until_watched(process, there)
+        there.answers["status"] = {**STATUS, "state": "waiting", "waits": "bringing step 7 to b"}
+        with closing(Journal(LocalPlatform(), f"{home}/runs/it/journal", role="carrier")) as journal:
+            for error in ("", "refused"):
+                journal.write(MirrorDone(mirror=f"a{error}", step=7, commit=3, error=error), durable=True)
+        there.asked.clear()
+        until_watched(process, there)
+        there.asked.clear()
+        until_watched(process, there)
+        there.finish(0)
+        out, _ = process.communicate(timeout=DEADLINE_S)
+    assert sorted(line for line in out.splitlines() if line.startswith(("bringing", "step 7 is"))) == [
+        "bringing step 7 to a, b", "bringing step 7 to b", "step 7 is on a"
+    ]
 
 
 # --- pieces --------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from packtrain.core.contract import Word
-from packtrain.core.fake import fail
-from packtrain.supervise.messages import CarrierEnded, CarrierUp, Did, EndAttempt, GiveOrder
+from packtrain.core.fake import FakeProcess, fail
+from packtrain.core.fake_process import Life
+from packtrain.supervise.messages import CarrierEnded, CarrierUp, Did, EndAttempt, GiveOrder, RunDone
+from packtrain.supervise.node_carrier import HURRY
 from tests.supervise.fake_agent import HOME, JOB, Node, answering, launch, stubborn
 
 T = TypeVar("T")
@@ -196,3 +198,31 @@ def test_an_attempt_that_ends_starts_no_carrier() -> None:
     node.pass_s(15, look_s=0.5)
     assert carrier.poll() == -9 and len(node.children("carrier")) == 1 and not told(node, CarrierEnded)
     assert [did.id for did in told(node, Did)] == [1, 2]
+
+
+def hurrying(process: FakeProcess) -> Life:
+    """A carrier that takes the word, and listens."""
+    process.catches.add(HURRY)
+    life = answering(Standing())(process)
+    assert not isinstance(life, int | None)
+    return life
+
+
+def test_carriers_of_a_run_that_is_done_are_told_once_they_listen() -> None:
+    """One that still starts would die of the signal; each is told once, and so is the one that takes its place."""
+    node = Node(programs={"carrier": hurrying})
+    node.join()
+    node.do(launch())
+    listener = f"{HOME}/carrier"
+    node.platform.unlink(listener)
+    node.do(RunDone(attempt=1))
+    node.pass_s(2)
+    (first,) = node.children("carrier")
+    assert first.signals == []
+    node.platform.write_new(listener, b"")
+    node.pass_s(2)
+    assert first.signals == [HURRY]
+    first.exit(-9)
+    node.pass_s(2)
+    assert [one.signals for one in node.children("carrier")] == [[HURRY], [HURRY]]
+    assert [did.error for did in told(node, Did)] == ["", ""]
