@@ -11,7 +11,8 @@ memory tier, a copy of the state that training waits for, `fill, summed` the sam
 dd writes with bs=16M oflag=direct conv=fsync in as many streams as ours, and reads so.
 Each round starts the contenders anew, one after the other, each for all of its figures (after a restore that is not
 timed: programs compile): the state of one fits a small machine, that of all three does not. Who is first changes from
-round to round; medians over the rounds, ratios to ours.
+round to round; medians over the rounds, ratios to ours. Whatever is read was read once before, from a cold cache and
+not timed: what lies behind the disk of a virtual machine may keep it, and then the second reader looks fast.
 Goals on CPU: stall no worse than the best of the others, save and restore at 90% of dd's speed, fill at 60% of a warm
 memcpy thread's, another mesh at most 1.2 times the same mesh, and faster than orbax.
 
@@ -42,6 +43,7 @@ COPIED_BYTES = 256 << 20
 """By the memcpy that fills are compared with: far more than caches hold, and little beside three states in memory."""
 FIGURES = ("plain", "saves", "save", "fill", "fill, summed", "restore", "other mesh")
 ONLY = os.environ.get("ONLY", ";".join(FIGURES)).split(";")
+REHEARSAL = "restore, not timed"
 PEER = checkpoint_peer.__file__
 
 
@@ -63,6 +65,8 @@ class Contender:
         os.mkdir(folder)
         self._start(folder)
         for figure in figures:
+            if figure == "restore":
+                self._take(REHEARSAL)
             self._take(figure)
         self._process.communicate()
         shutil.rmtree(folder)
@@ -81,17 +85,17 @@ class Contender:
         self.absent = "" if self.version else self.absent
 
     def _take(self, figure: str) -> None:
-        if figure in self.can and not self.absent:
+        if (figure in self.can or figure == REHEARSAL) and not self.absent:
             assert self._process.stdin is not None
             drop_cache()
             with suppress(BrokenPipeError):
                 self._process.stdin.write(figure + "\n")
                 self._process.stdin.flush()
             answer = self._answer()
-            if "seconds" in answer:
-                self.seconds.setdefault(figure, []).append(float(answer["seconds"]))
-            else:
+            if "seconds" not in answer:
                 self.absent = f"{figure}: {answer.get('failed', 'it ended')}"
+            elif figure != REHEARSAL:
+                self.seconds.setdefault(figure, []).append(float(answer["seconds"]))
 
     def median(self, figure: str) -> float:
         return statistics.median(self.seconds.get(figure, [float("nan")]))
@@ -158,6 +162,7 @@ def machine_turn(folder: str, machine: dict[str, list[float]]) -> None:
     machine["memcpy"].append(memcpy(source, target))
     if {"save", "restore"} & set(ONLY):
         machine["dd write"].append(dd(folder, reads=False))
+        dd(folder, reads=True)
         machine["dd read"].append(dd(folder, reads=True))
         for n in range(STREAMS):
             os.unlink(f"{folder}/dd-{n}")

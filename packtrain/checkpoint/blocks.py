@@ -16,8 +16,9 @@ from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable
 from packtrain.core.platform import Platform
 
 CACHE_BYTES = 64 << 20
-AHEAD, READERS = 6, 3
-"""Blocks loaded before they are asked for, and by how many threads: far fewer than the cache holds."""
+AHEAD, READERS = 16, 3
+"""Blocks loaded before they are asked for, and by how many threads: enough that the disk goes on working while a tensor
+is placed."""
 
 Key = tuple[str, int]
 Block = tuple[PartTable, int]

@@ -21,6 +21,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -43,6 +44,8 @@ KEPT = 2
 MEMORY_FOLDER = "/dev/shm"
 MEMORY_SHARE_MAX = 0.5
 """Of what is left there."""
+FILLERS, SHARED_BYTES_MIN = 2, 16 << 20
+"""Threads that copy a state into an image while training waits, and from what size on."""
 RECORD = ".json"
 RECORD_BYTES_MAX = 1 << 30
 NAMED_MAX = 4
@@ -108,6 +111,12 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """It lies where the workers of that node look; False: it is kept there for a peer."""
 
 
+def _fill(mapped: Mapped, layout: ImageLayout, index: int, tensor: LocalTensor) -> None:
+    layout.fill(mapped.buffer, index, tensor.array)
+    placed = layout.boxes[index]
+    mapped.filled(placed.offset, placed.offset + placed.bytes)
+
+
 class Buffer:
     """One image in memory. `held`: a carrier reads it. `lent`: one may read on, so it is not filled again."""
 
@@ -135,9 +144,15 @@ class Buffer:
             layout.fill_header(mapped.buffer)
             mapped.filled(0, len(layout.header))
             self._header = layout.header
-        for index, (tensor, placed) in enumerate(zip(tensors, layout.boxes, strict=True)):
-            layout.fill(mapped.buffer, index, tensor.array)
-            mapped.filled(placed.offset, placed.offset + placed.bytes)
+        assert len(tensors) == len(layout.boxes), "an image has its own tensors and no others"
+        work = [partial(_fill, mapped, layout, index, tensor) for index, tensor in enumerate(tensors)]
+        if layout.bytes_total < SHARED_BYTES_MIN:
+            for copy in work:
+                copy()
+            return
+        with platform.crew(FILLERS) as crew:
+            for wait in [crew.start(copy) for copy in work]:
+                wait()
 
     def seal(self, platform: Platform, slot: Slot) -> None:
         """Sum up what was filled, then write the record: from then on it is whole. Raises OSError."""
