@@ -191,7 +191,31 @@ class Buffer:
 def memory_folder(run_folder: str, node: str) -> str:
     """In memory, of this user and this run on this node alone: several nodes may be one machine."""
     name = hashlib.sha256(os.path.realpath(run_folder).encode()).hexdigest()[:16]
-    return f"{MEMORY_FOLDER}/packtrain-{os.getuid()}-{name}-{node}"
+    return f"{MEMORY_FOLDER}/{_ours()}{name}-{node}"
+
+
+class LeftInMemory(NamedTuple):
+    folder: str
+    bytes: int
+    age_s: float
+    """Since the newest record or image was made."""
+
+
+def ours_in_memory(platform: Platform) -> list[LeftInMemory]:
+    """Every folder of this user's runs here, those that train included."""
+    found = []
+    for name in platform.listdir(MEMORY_FOLDER) if platform.exists(MEMORY_FOLDER) else []:
+        if name.startswith(_ours()):
+            folder, size, newest_s = f"{MEMORY_FOLDER}/{name}", 0, 0.0
+            with suppress(FileNotFoundError, NotADirectoryError):  # it ends just now
+                for path in (f"{folder}/{file}" for file in platform.listdir(folder)):
+                    size, newest_s = size + platform.size(path), max(newest_s, platform.modified_s(path))
+                found.append(LeftInMemory(folder, size, platform.wall_s() - newest_s))
+    return found
+
+
+def _ours() -> str:
+    return f"packtrain-{os.getuid()}-"
 
 
 def peer_folder(run_folder: str, node: str) -> str:

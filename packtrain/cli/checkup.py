@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 OK, WARN, FAIL, UNKNOWN = "OK", "WARN", "FAIL", "UNKNOWN"
 DEVICES_S_MAX = 60.0
+LEFT_S, LEFT_BYTES_MIN = 3600.0, 64 << 20
+"""What lies in memory and has not changed for so long, and is so large, is told."""
 DEVICES = "import jax; d = jax.devices(); print('devices:', len(d), d[0].platform, d[0].device_kind)"
 
 
@@ -35,7 +37,7 @@ def checkup(platform: Platform | None = None) -> list[Finding]:
     platform = platform or LocalPlatform()
     checks: dict[str, Callable[[Platform], Finding]] = {
         "python": python, "cores": cores, "memory": memory, "disk": disk, "shared memory": shared_memory,
-        "links": links, "extra data": lambda _: extra("data", extras.missing("data")),
+        "left in memory": left_in_memory, "links": links, "extra data": lambda _: extra("data", extras.missing("data")),
         "extra train": lambda _: extra("train", extras.missing("train")), "devices": devices,
     }
     return [safely(subject, check, platform) for subject, check in checks.items()]
@@ -153,6 +155,21 @@ def shared_memory(platform: Platform) -> Finding:
     )
     return Finding(OK, "shared memory", found) if free >= GIB // 2 else Finding(
         WARN, "shared memory", found, "larger states are buffered on disk; docker: --shm-size=2g"
+    )
+
+
+def left_in_memory(platform: Platform) -> Finding:
+    """Copies of runs that have made none for long: killed and never gone on with, they stay until the machine restarts.
+    """
+    from packtrain.checkpoint.slots import ours_in_memory
+
+    old = [left for left in ours_in_memory(platform) if left.age_s > LEFT_S and left.bytes > LEFT_BYTES_MIN]
+    if not old:
+        return Finding(OK, "left in memory", "nothing by runs that do not train")
+    total, age = bytes_text(sum(left.bytes for left in old)), duration_text(min(left.age_s for left in old))
+    return Finding(
+        WARN, "left in memory", f"{total} by runs that made no copy for {age}",
+        f"if none of them is to begin from there: rm -r {' '.join(left.folder for left in old)}",
     )
 
 

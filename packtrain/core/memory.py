@@ -9,6 +9,8 @@ from packtrain.core.platform import Platform
 from packtrain.core.units import bytes_text
 
 MOUNT = "/sys/fs/cgroup"
+NO_LIMIT = 1 << 62
+"""How cgroup v1 writes that there is none: the largest number of whole pages below 2**63."""
 
 
 class Left(NamedTuple):
@@ -96,7 +98,7 @@ def _group_left(platform: Platform, group: str, version: int) -> int | None:
     if version == 1:
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     limit, used = (_text(platform, f"{group}/{name}").strip() for name in names[:2])
-    if not (limit.isdigit() and used.isdigit()):
+    if not (limit.isdigit() and used.isdigit()) or int(limit) >= NO_LIMIT:
         return None
     unused = 0
     for line in _text(platform, f"{group}/memory.stat").splitlines():

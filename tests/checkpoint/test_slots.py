@@ -500,6 +500,9 @@ def test_the_budget(tmp_path, memory_disk):
         ({"/sys/fs/cgroup/memory.max": "100\n", "/sys/fs/cgroup/memory.current": "130\n"}, 0),
         ({"/proc/self/cgroup": "4:cpu,memory:/x\n", "/sys/fs/cgroup/memory/x/memory.limit_in_bytes": "50\n",
           "/sys/fs/cgroup/memory/x/memory.usage_in_bytes": "20\n"}, 30),
+        ({"/proc/self/cgroup": "4:memory:/x\n",
+          "/sys/fs/cgroup/memory/x/memory.limit_in_bytes": "9223372036854771712\n",
+          "/sys/fs/cgroup/memory/x/memory.usage_in_bytes": "20\n"}, None),
         ({"/proc/self/cgroup": "rubbish"}, None),
     ],
 )

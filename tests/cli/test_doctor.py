@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pathlib
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.mirrors import read_state, with_held, write_state
+from packtrain.checkpoint.slots import memory_folder
 from packtrain.cli import checkup, limits
 from packtrain.cli.checkup import FAIL, OK, UNKNOWN, WARN, Finding
 from packtrain.core.config import encode
@@ -71,6 +73,29 @@ def test_the_room_for_copies_in_memory_is_told() -> None:
     assert "up to 1.0 GiB is also kept in memory (up to 512.0 MiB at a peer node too), up to 1.5 GiB" in roomy.found
     tight = checkup.shared_memory(Machine(files, free=GIB // 4))
     assert tight.verdict == WARN and "256.0 MiB free in /dev/shm" in tight.found and tight.fix
+
+
+def test_what_killed_runs_left_in_memory_is_told(tmp_path: pathlib.Path) -> None:
+    """Large copies that nothing has renewed for an hour are named with the command that removes them; those of a run
+    that trains, and small ones, are not."""
+    platform = LocalPlatform()
+    before = checkup.left_in_memory(platform)
+    folder = pathlib.Path(memory_folder(str(tmp_path), "n0"))
+    folder.mkdir(0o700)
+    try:
+        image = folder / "r00000.a0001.0.g0"
+        image.touch()
+        os.truncate(image, checkup.LEFT_BYTES_MIN + 1)
+        assert str(folder) not in checkup.left_in_memory(platform).fix
+        long_ago_s = platform.wall_s() - 2 * checkup.LEFT_S
+        os.utime(image, (long_ago_s, long_ago_s))
+        told = checkup.left_in_memory(platform)
+        assert told.verdict == WARN and f"{folder}" in told.fix and before.fix != told.fix
+        os.truncate(image, 1)
+        assert str(folder) not in checkup.left_in_memory(platform).fix
+    finally:
+        image.unlink()
+        folder.rmdir()
 
 
 def test_little_disk_is_a_warning(home: pathlib.Path) -> None:
