@@ -35,7 +35,7 @@ class Around(NamedTuple):
     nodes: Callable[[], Sequence[str]]
     """All nodes whose carriers are known by now, this one included; may raise PeerLost."""
     domains: Mapping[str, str] = {}
-    """Failure domains, as far as they are known."""
+    """Node -> failure domain, of those that are not one of their own."""
 
 
 class Patience:

@@ -537,17 +537,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quarantine", action="append", default=[], help="a home that the carrier before it hung in")
     parser.add_argument("--checkpoint", help="JSON of the run's checkpoint section; without it nothing is mirrored")
     parser.add_argument("--peers", help="JSON, node -> host:port of the carriers of this run; run.pem lies beside it")
-    parser.add_argument("--domains", default="{}", help="JSON, node -> failure domain, as far as they are known")
     parser.add_argument("--listen", default="127.0.0.1", help="address of this node at which other carriers reach it")
     parser.add_argument("--faults", help="file that says how ill the run's disk is on purpose, where that is allowed")
     args = parser.parse_args(argv)
     config = msgspec.json.decode(args.checkpoint, type=CheckpointConfig) if args.checkpoint else None
-    domains = msgspec.json.decode(args.domains, type=dict[str, str])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the foreground, which decides what ends when
     try:
         platform = SickPlatform(args.run, args.faults) if args.faults else LocalPlatform()
         trusted = config is not None and config.trusted_network
-        neighbours = Neighbours(platform, args.peers, args.listen, trusted, domains) if args.peers else None
+        neighbours = Neighbours(platform, args.peers, args.listen, trusted) if args.peers else None
         carrier = open_carrier(platform, args.run, args.socket, args.begin, config, args.quarantine, neighbours)
         signal.signal(signal.SIGTERM, lambda signum, frame: carrier.stop())
         signal.signal(signal.SIGUSR1, lambda signum, frame: carrier.hurry())

@@ -92,6 +92,9 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Of the copies in memory those of steps divisible by this go to another node as well, whose memory keeps them in
     case this one is lost; 0: none. A multiple of `memory_every_steps`, so large that one copy arrives before the next
     is due: what comes too early is passed over. Needs room for six images a worker instead of three."""
+    failure_domains: dict[str, str] = {}
+    """Node -> what it is lost together with (a rack, a switch, a host of several nodes): its copies go elsewhere. A
+    node that is not named is a domain of its own."""
     peer_bytes_per_s_max: float = 0.0
     """Cap on what a node sends to another of these; 0: none."""
     deadline_s: float = 300.0

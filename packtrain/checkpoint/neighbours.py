@@ -7,7 +7,7 @@ import posixpath
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -50,15 +50,11 @@ Hear = Callable[[Report, list[Offer]], Order]
 class Neighbours:
     """Listens for other carriers, and knows where they are.
 
-    `peers`: a file, JSON of node -> host:port, replaced by the agent. `trusted`: plain TCP. `domains`: node -> failure
-    domain. Raises OSError.
+    `peers`: a file, JSON of node -> host:port, replaced by the agent. `trusted`: plain TCP. Raises OSError.
     """
 
-    def __init__(
-        self, platform: Platform, peers: str, host: str, trusted: bool, domains: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, platform: Platform, peers: str, host: str, trusted: bool) -> None:
         self._platform, self._peers = platform, peers
-        self.domains = domains or {}
         self.lending: Lending | None = None
         self._pinned = None if trusted else Pinned(posixpath.join(posixpath.dirname(peers), KEY_FILE))
         self.server = LinkServer(platform, host, self._pinned, {})
@@ -96,7 +92,7 @@ def lending_of(
     config = config or CheckpointConfig()
     cap = config.peer_bytes_per_s_max or math.inf
     around = Around(
-        platform.node(), lambda node: neighbours.client(node, lambda: cap), neighbours.nodes, neighbours.domains
+        platform.node(), lambda node: neighbours.client(node, lambda: cap), neighbours.nodes, config.failure_domains
     )
     return Lending(platform, run_folder, begin, around, config.deadline_s, warn)
 

@@ -13,14 +13,17 @@ import pytest
 
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.asking import Around
+from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.fetching import Fetch
 from packtrain.checkpoint.lending import Lend, Lending
 from packtrain.checkpoint.link import LinkClient, LinkServer
+from packtrain.checkpoint.neighbours import Neighbours, lending_of
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import BufferFolder, choose, held, held_in, memory_folder, peer_folder
-from packtrain.core.errors import PacktrainError, PeerCopyFailed, SlotDamaged
+from packtrain.core.errors import PacktrainError, PeerCopyFailed, PeerLost, SlotDamaged
 from packtrain.core.pinned import Pinned, make_pinned
 from packtrain.core.platform import LocalPlatform
+from packtrain.core.transfer import Rate, unlimited
 from packtrain.core.units import MIB
 from tests.checkpoint.cable import Cable
 from tests.checkpoint.test_slots import Client
@@ -173,3 +176,26 @@ def test_a_flipped_byte_of_a_kept_slot_is_found_by_name(pair: Pair) -> None:
     found = pair.lendings["n0"].fetching.fetch(Fetch(1, {"r00000": "n1"}))
     assert isinstance(found, SlotDamaged) and "block 0 of r00000, step 1" in found.what and "node n1" in found.what
     assert held_in(Node("n1"), peer_folder(pair.run, "n1")) == []
+
+
+class Reached(Neighbours):
+    """Three nodes; whose carrier is asked is noted, and nobody answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def nodes(self) -> list[str]:
+        return ["n0", "n1", "n2"]
+
+    def client(self, node: str, rate: Rate = unlimited) -> LinkClient:
+        self.asked.append(node)
+        raise PeerLost("nobody is there", where=node, fix="")
+
+
+def test_a_copy_goes_outside_its_failure_domain(pair: Pair) -> None:
+    """The next node in order is asked to keep it, unless both are lost together: then that after it."""
+    lend = pair.remember("n0", 1)
+    for domains, peer in (({}, "n1"), ({"n0": "rack", "n1": "rack"}, "n2")):
+        config, around = CheckpointConfig(failure_domains=domains), Reached()
+        lending = lending_of(Node("n0"), pair.run, pair.begun, around, config, pair.warned.append)
+        assert isinstance(lending.bring(lend), PeerCopyFailed) and around.asked == [peer]
