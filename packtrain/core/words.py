@@ -40,6 +40,8 @@ class Word(IntEnum):
     """Training has reached its end: save and exit 0."""
     GO = 8
     """Every rank of the world said that it is ready, and all agree: the first collective may begin."""
+    HOLD = 9
+    """No save by the cadence before step a; 0: again as ever. What is asked for and the last save are not held."""
 
 
 class Order(NamedTuple):

@@ -119,13 +119,13 @@ def _order_stop(turn: Turn, purpose: str, reason: str, word: Word) -> None:
     order_all(turn, word, reason=reason)
 
 
-def order_all(turn: Turn, word: Word, order: int = 0, reason: str = "") -> None:
+def order_all(turn: Turn, word: Word, order: int = 0, reason: str = "", a: int = 0) -> None:
     """A word for the whole world: each node puts it into its control file. Ids only grow."""
     number = order or turn.run.order + 1
-    turn.set(order=number)
+    turn.set(order=number, order_ns=turn.ns)
     for name, node in turn.nodes.items():
         if node.slot >= 0 and node.attempt == turn.run.attempt:
-            turn.do(name, GiveOrder(attempt=turn.run.attempt, order=number, word=word))
+            turn.do(name, GiveOrder(attempt=turn.run.attempt, order=number, word=word, a=a))
     if not order:
         turn.own(Write(record=OrderGiven(order=number, word=word.name.lower(), reason=reason or "asked for")))
 

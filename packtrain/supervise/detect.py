@@ -92,7 +92,9 @@ class Pace:
         if step <= self._told_step or (self._told_step >= 0 and ns - self._told_ns < PROGRESS_NS):
             return []
         self._told_step, self._told_ns = step, ns
-        return [Progress(ns=ns, attempt=self.attempt, step=step)]
+        known = [step_s for step_s in self._step_s.values() if step_s > 0]
+        step_s = statistics.median(known) if known else 0.0
+        return [Progress(ns=ns, attempt=self.attempt, step=step, step_s=step_s)]
 
     def _slow(self, ns: int) -> list[Slow]:
         known = {node: step_s for node, step_s in self._step_s.items() if step_s > 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from packtrain.core.errors import CarrierLost
 from packtrain.core.records import FaultMissed, NodeBack, NodeSuspected, StacksTaken
 from packtrain.core.units import NS
-from packtrain.supervise import causes, held, remedies
+from packtrain.supervise import causes, held, holding, remedies
 from packtrain.supervise.asked import stop_for_change
 from packtrain.supervise.assign import members, spares
 from packtrain.supervise.ending import ACTIVE, CARRIER_S, end, gone
@@ -207,6 +207,7 @@ def _carrier_ended(turn: Turn, name: str, edge: CarrierEnded) -> None:
         where=f"node {name}", fix="see carrier.log beside the workers' logs; a save under way is tried again",
     )
     remedies.warn(turn, error)
+    holding.show(turn, turn.nodes[name].symptom)
 
 
 def _introduce(turn: Turn) -> None:

@@ -126,10 +126,11 @@ class Done(Event, tag="done"):
 
 
 class Progress(Event, tag="progress"):
-    """Step completed by all ranks; told seldom."""
+    """Step completed by all ranks; told seldom. `step_s`: the median over the nodes; 0: not known."""
 
     attempt: int
     step: int
+    step_s: float = 0.0
 
 
 class Slow(Event, tag="slow"):

@@ -46,6 +46,7 @@ from packtrain.supervise.events import (
     Write,
 )
 from packtrain.supervise.faults import broken
+from packtrain.supervise.holding import hold
 from packtrain.supervise.messages import AskCarrier, Launch
 from packtrain.supervise.state import (
     BEGINNING,
@@ -119,7 +120,9 @@ def _take(turn: Turn, event: AnyEvent, before: State) -> None:
             _done(turn)
         case Progress():
             if event.attempt == turn.run.attempt:
-                turn.set(attempt_step=max(turn.run.attempt_step, event.step))
+                turn.set(
+                    attempt_step=max(turn.run.attempt_step, event.step), step_s=event.step_s or turn.run.step_s
+                )
         case Slow():
             slow(turn, event)
         case Published():
@@ -196,6 +199,7 @@ def _begun(turn: Turn, event: Begun) -> None:
     turn.set(
         attempt=event.attempt, begin=event.begin, began_ns=turn.ns, first=False, refused=0, order=GO, purpose="",
         trouble=None, ended=0, ended_ns=0, stacks_ns=0, kill_at_ns=0, grow_ns=0, attempt_step=-1,
+        hold_step=0,
         best_step=event.step if event.rolled_back else max(run.best_step, recalled),
         highest_step=max(run.highest_step, recalled),
         launch=Launchable(
@@ -289,6 +293,7 @@ def _watch(turn: Turn) -> None:
         return _deaths(turn)
     if run.stage == LAUNCHING:
         return _launching(turn)
+    hold(turn)
     _grow(turn)
 
 

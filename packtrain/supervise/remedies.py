@@ -219,10 +219,14 @@ def _blame(turn: Turn, found: Cause) -> None:
 
 def _shared(turn: Turn, symptom: str, nodes: list[str]) -> None:
     turn.set(blamed="", blamed_in_row=0, shared_ns=turn.ns + causes.SHARED_NS)
+    tell_shared(turn, symptom, nodes)
+
+
+def tell_shared(turn: Turn, symptom: str, nodes: list[str]) -> None:
     turn.own(Write(record=SharedCauseSeen(symptom=symptom, nodes=nodes)))
     warn(turn, SharedCause(
-        f"{len(nodes)} nodes show the same at once ({symptom}): no node is blamed", where=", ".join(nodes[:8]),
-        fix="look at what they share: storage, network, power, a change that was just made",
+        f"{len(nodes)} nodes show the same at once ({symptom}): no node is blamed, and saves wait until it is over",
+        where=", ".join(nodes[:8]), fix="look at what they share: storage, network, power, a change that was just made",
     ))
 
 

@@ -83,6 +83,8 @@ class Run(Struct):
     best_step: int = 0
     """Highest completed step known before this attempt; goes back with a rollback."""
     attempt_step: int = -1
+    step_s: float = 0.0
+    """Of a step of this run, lately; 0: not known."""
     highest_step: int = 0
     """Highest completed step ever known."""
     fruitless: int = 0
@@ -97,6 +99,10 @@ class Run(Struct):
     launch: Launchable | None = None
     order: int = 0
     """The last one given in this attempt; GO is 1."""
+    order_ns: int = 0
+    """When. Ranks see the last word only, so two must not come at once where the first still counts."""
+    hold_step: int = 0
+    """Until which step of this attempt saves are held; 0: they are not."""
     purpose: str = ""
     """Why workers were told to save and stop: stop, drain, replace, grow; empty: they were not."""
     stopping: str = ""

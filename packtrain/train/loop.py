@@ -112,6 +112,8 @@ class Loop:
         self.windows = start.windows
         self.skips_in_a_row = start.skips_in_a_row
         self.paused = False
+        self.held_until = 0
+        """Step before which nothing is saved by the cadence."""
         self.digest_repeats = False
         now = parts.platform.boot_ns()
         self._trained_ns, self._since_ns = start.trained_ns, now
@@ -173,7 +175,7 @@ class Loop:
         """
         step, spec = self.index, self.parts.spec
         evaluate = _divides(spec.train.eval_every_steps, step)
-        save = _divides(spec.checkpoint.every_steps, step)
+        save = _divides(spec.checkpoint.every_steps, step) and step >= self.held_until
         remember = _divides(spec.checkpoint.memory_every_steps, step)
         if step >= self.end or not (evaluate or save or remember):
             return
@@ -321,6 +323,8 @@ class Loop:
             case Word.FINISH:
                 self._clock_stops(False)
                 self.end = self.index
+            case Word.HOLD:
+                self.held_until = order.a
             case Word.NONE:
                 pass
 
@@ -356,7 +360,7 @@ class Loop:
             return
         if spec.train.minutes_max and self._trained() >= spec.train.minutes_max * 60 * NS:
             parts.orders.wish(Word.FINISH)
-        else:
+        elif self.index >= self.held_until:
             every_s = self._cadence.every_s(parts.saves.costs, now, parts.journal)
             if every_s and now - parts.saves.began_ns >= every_s * NS:
                 parts.orders.wish(Word.SAVE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 
@@ -189,3 +190,24 @@ def test_phase_totals(tmp_path: pathlib.Path) -> None:
     with pytest.raises(StoppedOnRequest):
         rig.Attempt(folder, orders=scripted((2, Order(1, Word.STOP)))).run()
     assert len(rig.records(folder, PhaseTotals)) == 1
+
+
+def offers_held(folder: str, *orders: tuple[int, Order], **cadence: Any) -> list[int]:
+    clock, kept = Clock(), rig.Kept()
+    spec = rig.replace(rig.SPEC, checkpoint=rig.CheckpointConfig(deadline_s=5.0, **cadence))
+    rig.Attempt(
+        folder, spec=spec, orders=scripted(*orders), platform=clock, offering=kept, feed=SlowFeed(clock)
+    ).run()
+    return kept.offers
+
+
+def test_saves_by_the_cadence_are_held(tmp_path: pathlib.Path) -> None:
+    """After HOLD nothing is saved by the cadence, of steps or of time, before the step it names; what is asked for, and
+    the last one, is saved; HOLD with 0 ends it."""
+    hold, long = (1, Order(1, Word.HOLD, 5)), (1, Order(1, Word.HOLD, 100))
+    by_steps = offers_held(rig.fresh_folder(tmp_path, "a"), hold, every_s=0, every_steps=1)
+    assert 4 not in by_steps and by_steps[-2:] == [5, STEPS]
+    asked = offers_held(rig.fresh_folder(tmp_path, "b"), long, (3, Order(2, Word.SAVE)), every_s=0, every_steps=1)
+    ended = offers_held(rig.fresh_folder(tmp_path, "c"), long, (2, Order(2, Word.HOLD)), every_s=0, every_steps=1)
+    assert len(asked) >= 2 and 5 in ended
+    assert offers_held(rig.fresh_folder(tmp_path, "d"), long, every_s=5.0) == [STEPS]
