@@ -152,6 +152,24 @@ class SharedCauseSeen(Record, tag="shared_cause"):
     nodes: list[str]
 
 
+class ReplayOrdered(Record, tag="replay_ordered"):
+    """Steps that a node may have computed wrong are to be computed again elsewhere, from the checkpoint of `first`, and
+    compared bit for bit. Its result is pending until a record says otherwise."""
+
+    attempt: int
+    first: int
+    """Step of the checkpoint that the replay begins from; 0: from nothing."""
+    last: int
+    nodes: list[str]
+    """Which of them it was is not known, where there are several."""
+    on: list[str]
+    """Spares that are there for it; empty: it waits for some."""
+    halves: list[list[str]] = []
+    """Of several nodes: those that are to be replaced in the first replay, and in the second."""
+    reason: str = ""
+    result: str = "pending"
+
+
 class StacksTaken(Record, tag="stacks"):
     """What a rank of a hung world was doing. `text` empty: unknown, `how` says why."""
 
@@ -369,7 +387,7 @@ AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone | CarrierGivenUp
     | HomeBack | CoordinatorBegan | WorldChosen | NodeLost | NodeBack | NodeSuspected | NodeCordoned | SharedCauseSeen
-    | StacksTaken | FaultInjected | FaultMissed | RunFinished
+    | ReplayOrdered | StacksTaken | FaultInjected | FaultMissed | RunFinished
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
     | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | RestoreDone | TrainingDone
 )

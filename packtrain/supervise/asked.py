@@ -64,7 +64,7 @@ def asked(turn: Turn, event: Asked) -> None:
             turn.node(event.node, cordoned=event.by)
             turn.own(Write(record=NodeCordoned(node=event.node, by=event.by)))
         case "uncordon":
-            turn.node(event.node, cordoned="", draining="", aside=0)
+            turn.node(event.node, cordoned="", draining="", aside=0, suspect="")
             turn.own(Write(record=NodeCordoned(node=event.node, by=event.by, cordoned=False)))
         case "replace":
             turn.node(event.node, aside=turn.run.attempt)

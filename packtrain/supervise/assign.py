@@ -49,10 +49,13 @@ def world_now(run: Run, nodes: Mapping[str, Node], ns: int) -> int:
 
 def places(setup: Setup, nodes: Mapping[str, Node], count: int) -> list[str]:
     """The `count` nodes of a world, by place. A node that had one keeps it where that still exists; one that was
-    replaced, or blamed more often than others, comes last."""
-    order = sorted(
-        usable(nodes, setup), key=lambda name: (nodes[name].aside > 0, nodes[name].slot < 0, nodes[name].blames, name)
-    )
+    replaced, is suspect, or was blamed more often than others, comes last."""
+
+    def rank(name: str) -> tuple[bool, bool, int, str]:
+        node = nodes[name]
+        return node.aside > 0 or bool(node.suspect), node.slot < 0, node.blames, name
+
+    order = sorted(usable(nodes, setup), key=rank)
     chosen = order[:count]
     kept = {nodes[name].slot: name for name in reversed(chosen) if 0 <= nodes[name].slot < count}
     rest = iter(name for name in chosen if name not in kept.values())

@@ -52,6 +52,7 @@ from packtrain.supervise.console import FINISH
 from packtrain.supervise.decisions import Decisions
 from packtrain.supervise.desk import Desk
 from packtrain.supervise.detect import WatchedClock
+from packtrain.supervise.doubt import doubt_of
 from packtrain.supervise.events import (
     Asked,
     Begin,
@@ -60,6 +61,7 @@ from packtrain.supervise.events import (
     CarrierWanted,
     Die,
     Done,
+    Doubted,
     Finish,
     Opened,
     OwnAction,
@@ -194,6 +196,8 @@ class Coordinator:
             self._remember(entry)
             self._waits.noted(entry.record)
             record = entry.record
+            if reason := doubt_of(record):
+                self._desk.happened(Doubted(ns=ns, step=record.step, reason=reason))
             if isinstance(record, SaveDone) and record.commit and record.step > self._published:
                 self._published = record.step
                 self._desk.happened(Published(ns=ns, step=record.step))

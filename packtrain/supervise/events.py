@@ -20,6 +20,7 @@ from packtrain.core.records import (
     NodeLost,
     NodeSuspected,
     OrderGiven,
+    ReplayOrdered,
     SharedCauseSeen,
     StacksTaken,
     WorldChosen,
@@ -148,6 +149,13 @@ class Published(Event, tag="published"):
     step: int
 
 
+class Doubted(Event, tag="doubted"):
+    """What a guard told makes the hardware of the attempt that runs suspect (doubt.py)."""
+
+    step: int
+    reason: str
+
+
 class CarrierWanted(Event, tag="carrier_wanted"):
     """There is something for the carrier that publishes to do: a request of its wire, one line of JSON."""
 
@@ -182,8 +190,8 @@ class Tick(Event, tag="tick"):
 
 
 AnyEvent = (
-    Opened | Joined | Silent | Back | FromNode | Begun | Done | Progress | Slow | Published | CarrierWanted | Asked
-    | BreakAsked | Tick
+    Opened | Joined | Silent | Back | FromNode | Begun | Done | Progress | Slow | Published | Doubted | CarrierWanted
+    | Asked | BreakAsked | Tick
 )
 
 
@@ -227,7 +235,7 @@ class Write(Own, tag="write"):
 
     record: (
         AttemptEnded | ErrorSeen | OrderGiven | NodeLost | NodeBack | NodeSuspected | NodeCordoned | SharedCauseSeen
-        | StacksTaken | WorldChosen | FaultInjected | FaultMissed
+        | ReplayOrdered | StacksTaken | WorldChosen | FaultInjected | FaultMissed
     )
 
 

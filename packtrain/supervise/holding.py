@@ -1,4 +1,4 @@
-"""Saves are held while many nodes show the same trouble at once: what they share is sick, and storage first of all. Pure.
+"""Saves are held while many nodes show the same trouble at once: what they share is sick, storage most likely. Pure.
 
 Workers go on and keep their state in memory; nobody is blamed, no attempt ends. When nothing of it was seen for a
 minute the cadence goes on as ever. A world is told until which step it holds its saves, and told again while the cause

@@ -23,6 +23,7 @@ from packtrain.core.units import NS
 from packtrain.supervise import causes, held, remedies
 from packtrain.supervise.asked import asked, maintenance, order_all, stop_for_change
 from packtrain.supervise.assign import largest_world, members, places, ranks_of, spares, usable, world_now
+from packtrain.supervise.doubt import doubted
 from packtrain.supervise.edges import back, from_node, joined, silent, slow
 from packtrain.supervise.ending import ACTIVE, closing, end, ending, is_gone, leaving, missing, wrapped, wrapping
 from packtrain.supervise.events import (
@@ -35,6 +36,7 @@ from packtrain.supervise.events import (
     BringBack,
     CarrierWanted,
     Done,
+    Doubted,
     FromNode,
     Joined,
     Opened,
@@ -126,7 +128,9 @@ def _take(turn: Turn, event: AnyEvent, before: State) -> None:
         case Slow():
             slow(turn, event)
         case Published():
-            _published(turn)
+            _published(turn, event)
+        case Doubted():
+            doubted(turn, event)
         case CarrierWanted():
             _ask_carrier(turn, event.request)
         case Asked():
@@ -199,7 +203,7 @@ def _begun(turn: Turn, event: Begun) -> None:
     turn.set(
         attempt=event.attempt, begin=event.begin, began_ns=turn.ns, first=False, refused=0, order=GO, purpose="",
         trouble=None, ended=0, ended_ns=0, stacks_ns=0, kill_at_ns=0, grow_ns=0, attempt_step=-1,
-        hold_step=0,
+        hold_step=0, restored=event.step,
         best_step=event.step if event.rolled_back else max(run.best_step, recalled),
         highest_step=max(run.highest_step, recalled),
         launch=Launchable(
@@ -381,7 +385,8 @@ def _ask_carrier(turn: Turn, request: str) -> None:
         turn.do(members(turn.nodes)[0], AskCarrier(attempt=turn.run.attempt, request=request))
 
 
-def _published(turn: Turn) -> None:
+def _published(turn: Turn, event: Published) -> None:
+    turn.set(published=event.step)
     run = turn.run
     stays = run.grow_ns and turn.ns - run.grow_ns >= run.setup.supervise.grow_s * NS
     if run.stage == RUNNING and stays and not run.purpose:

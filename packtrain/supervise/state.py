@@ -128,9 +128,27 @@ class Run(Struct):
     """Node -> wall-clock date from which on it is not there."""
     lemons: dict[str, int] = {}
     """Host -> how often it was blamed, in all runs of this person."""
+    published: int = -1
+    """Step of the last save heard of; -1: none."""
+    restored: int = -1
+    """What the last attempt began from."""
+    replays: tuple[Replay, ...] = ()
+    """The last ones ordered."""
     spec: int = 1
     exit_code: int = 0
     error: dict[str, str] = {}
+
+
+class Replay(Struct):
+    """An order to compute steps again elsewhere, as in `ReplayOrdered`."""
+
+    attempt: int
+    first: int
+    last: int
+    nodes: tuple[str, ...]
+    on: tuple[str, ...] = ()
+    halves: tuple[tuple[str, ...], ...] = ()
+    result: str = "pending"
 
 
 class Launchable(Struct):
@@ -168,6 +186,8 @@ class Node(Struct):
     aside: int = 0
     """Replaced after this attempt: the last to be chosen, until a later attempt on it gets further; 0: it is not."""
     blames: int = 0
+    suspect: str = ""
+    """Why it may compute wrong numbers: the last to be chosen, until a person takes it back (uncordon)."""
     symptom: str = ""
     """The last thing that went wrong on it, in one word."""
     symptom_ns: int = 0

@@ -44,7 +44,8 @@ def status(job: Job, term: int, desk: Desk, waits: str = "") -> dict[str, Any]:
 def _node(name: str, node: Node, run: Run, step: int) -> dict[str, Any]:
     member = node.slot >= 0 and node.attempt == run.attempt and run.stage not in (WAITING, BEGINNING)
     ranks = list(ranks_of(node.slot, run.setup.procs)) if member else []
-    return {"node": name, "host": node.host, "state": _word(node, member), "ranks": ranks, "step": step}
+    word = f"{_word(node, member)}, suspect" if node.suspect else _word(node, member)
+    return {"node": name, "host": node.host, "state": word, "ranks": ranks, "step": step}
 
 
 def _word(node: Node, member: bool) -> str:
