@@ -159,7 +159,7 @@ class Desk:
         if side is None or side.agent != joined.agent:
             side = self._sides[joined.node] = NodeSide(self._term, joined.agent)
         side.hello(joined.ns)
-        self._silence.heard(joined.node, joined.ns)
+        self._heard(joined.ns, joined.node)  # its predecessor's silence may be found after its Hello, in the same look
 
     def _issue(self, issued: Issued) -> None:
         if issued.action is not None:

@@ -13,6 +13,8 @@ import msgspec
 from packtrain.core.platform import Platform
 
 HOSTS = "hosts.json"
+LOOPBACK = ("127.", "localhost", "::1")
+"""Hosts by such a name are this machine alone: all nodes are there, and none of them is better than another."""
 HOSTS_MAX = 10_000
 BYTES_MAX = 4 << 20
 
@@ -25,11 +27,14 @@ class Hosts:
 
     def blames(self) -> dict[str, int]:
         with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return msgspec.json.decode(self._platform.read(self._path, 0, BYTES_MAX), type=dict[str, int])
+            known = msgspec.json.decode(self._platform.read(self._path, 0, BYTES_MAX), type=dict[str, int])
+            return {host: times for host, times in known.items() if not host.startswith(LOOPBACK)}
         return {}
 
     def blame(self, host: str) -> None:
         """Once more."""
+        if host.startswith(LOOPBACK):
+            return
         known = self.blames()
         if host and (host in known or len(known) < HOSTS_MAX):
             with suppress(OSError):

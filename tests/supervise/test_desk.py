@@ -86,3 +86,20 @@ def test_a_higher_term_is_noticed() -> None:
         one = desk(MemoryLog(), term=2)
         one.hear(NS, message)
         assert one.outdated == outdated
+
+
+def test_an_agent_that_comes_as_its_predecessor_falls_silent_is_heard() -> None:
+    """Both may be found in one look, the silence of the dead one after the Hello of the new one: that one speaks, and is
+    neither silent nor lost."""
+    one = desk(MemoryLog())
+    one.hear(NS, hello())
+    one.look(NS, 0.0)
+    for tenth in range(11, 200):
+        ns = tenth * NS // 10
+        if tenth == 40:  # node_silent_s after the last word of the first one
+            one.hear(ns, msgspec.structs.replace(hello(), agent="another"))
+        elif tenth > 40:
+            one.hear(ns, m.Pulse(node="n0", agent="another", attempt=0, step=-1))
+        one.look(ns, 0.0)
+    node = one.state.nodes["n0"]
+    assert (node.agent, node.here, node.silent_ns) == ("another", True, 0)
