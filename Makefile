@@ -4,10 +4,11 @@
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help first-light test lint soak-ci bench-help bench-data bench-train bench-attention bench-checkpoint bench-control bench-recovery ratchet clean
+.PHONY: help first-light storm-demo test lint soak-ci bench-help bench-data bench-train bench-attention bench-checkpoint bench-control bench-recovery ratchet clean
 
 help:
 	@echo "make first-light   install, then train a small language model on this machine's own text (about 6 minutes)"
+	@echo "make storm-demo    install, then train a run that is broken five ways and ends with the same bits (2 to 5 minutes)"
 	@echo "make test          install, lint, and run every test that needs no long wait"
 	@echo "make lint          ruff, mypy and the import arrows"
 	@echo "make soak-ci       200 kills with JAX workers, real stalls, torch and transformers (25 minutes, at most 40)"
@@ -31,6 +32,9 @@ help:
 
 first-light: .venv/installed
 	@.venv/bin/packtrain first-light
+
+storm-demo: .venv/installed
+	@.venv/bin/packtrain storm-demo
 
 test: lint
 	@.venv/bin/python -m pytest

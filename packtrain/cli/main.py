@@ -29,6 +29,7 @@ try:
         runs,
         sample,
         shape,
+        storm_demo,
         train,
         words,
     )
@@ -62,6 +63,7 @@ def packtrain(
 
 
 app.command("first-light")(first_light.first_light)
+app.command("storm-demo")(storm_demo.storm_demo)
 app.command("train")(train.train)
 app.command("run", context_settings=run.PASS_ON)(run.run)
 app.command("sample")(sample.sample)

@@ -383,6 +383,12 @@ class StoppedOnRequest(AgainError):
     name = "run.stopped_on_request"
 
 
+class StormIncomplete(AgainError):
+    """The demo's run was over before it was broken in every way."""
+
+    name = "storm.incomplete"
+
+
 class WorkerCrashed(AgainError):
     name = "run.worker_crashed"
 
@@ -492,3 +498,9 @@ class GuardRollback(AgainError):
     """A batch was bad twice and the policy is to go back to a published step."""
 
     name = "guard.rollback"
+
+
+class StormUnequal(OurError):
+    """A run that was broken on purpose did not end with the bits of one that nobody touched."""
+
+    name = "storm.bits_differ"

@@ -18,8 +18,6 @@ from packtrain.core.records import (
     CarrierGivenUp,
     ErrorSeen,
     EvalDone,
-    FaultInjected,
-    FaultMissed,
     GuardVerdict,
     HomeBack,
     IntervalChosen,
@@ -94,8 +92,6 @@ class Facts:
     """The last one of an interval that is chosen, not given."""
     orders: list[OrderGiven] = field(default_factory=list)
     errors: list[ErrorSeen] = field(default_factory=list)
-    faults: list[FaultInjected | FaultMissed] = field(default_factory=list)
-    """Broken on purpose."""
     verdicts: list[GuardVerdict] = field(default_factory=list)
     retained: list[RetentionDone] = field(default_factory=list)
     mirrored: dict[str, MirrorDone] = field(default_factory=dict)
@@ -159,8 +155,6 @@ class Facts:
                     self.attempts[-1].asked_to_stop = True
             case ErrorSeen():
                 self.errors.append(record)
-            case FaultInjected() | FaultMissed():
-                self.faults.append(record)
             case GuardVerdict():
                 self.verdicts.append(record)
             case RetentionDone():

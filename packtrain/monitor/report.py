@@ -19,12 +19,13 @@ from typing import Any
 from packtrain.core.errors import StoppedOnRequest
 from packtrain.core.journal import UNREADABLE, Damage, Reading, read_folder
 from packtrain.core.platform import Platform
-from packtrain.core.records import EvalDone, FaultInjected, FaultMissed, ProfileDone, RestoreDone, StepDone
+from packtrain.core.records import EvalDone, ProfileDone, RestoreDone, StepDone
 from packtrain.core.units import NS, bytes_text, count_text, duration_text
+from packtrain.monitor import incidents
 from packtrain.monitor.fold import Attempt, Facts, fold
+from packtrain.monitor.incidents import Incident
 
 ERRORS_SHOWN = 8
-FAULTS_SHOWN = 12
 SAMPLES_SHOWN = 3
 SAMPLE_LINES_MAX = 8
 XZ = (("xz -9e, file by file", "xz_files_bits_per_byte"), ("xz -9e, one stream", "xz_stream_bits_per_byte"))
@@ -45,6 +46,7 @@ class Sources:
     recipe: str = ""
     command: str = ""
     """Of a run that keeps a program of anybody alive; it has no recipe."""
+    incidents: Sequence[Incident] = ()
 
 
 def report(platform: Platform, run_folder: str) -> str:
@@ -60,6 +62,7 @@ def gather(platform: Platform, run_folder: str) -> Sources:
         name=os.path.basename(run_folder.rstrip("/")), folder=run_folder, facts=facts, damage=tuple(reading.damage),
         cards=read_cards(platform, {record.store for record in facts.evals}),
         recipe=str(spec.get("recipe", "unknown")), command=command_of(spec),
+        incidents=incidents.fold(reading.entries),
     )
 
 
@@ -107,8 +110,9 @@ def render(sources: Sources) -> str:
     facts, command = sources.facts, sources.command
     sections = [
         _outcome(sources), list(held_out(facts, sources.cards or {})), _speed(facts),
-        *(profile(record) for record in facts.profiles[-1:]), _attempts(facts, command), _seconds(facts),
-        _saves(facts, command), _faults(facts), _trouble(facts, command), _journal(sources.damage, facts),
+        *(profile(record) for record in facts.profiles[-1:]), _attempts(facts, command),
+        [one_line(line) for line in incidents.lines(sources.incidents)], seconds(facts),
+        _saves(facts, command), _trouble(facts, command), _journal(sources.damage, facts),
         list(samples(facts)),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
@@ -282,7 +286,7 @@ def _end(attempt: Attempt, last: bool) -> str:
     return f"{duration_text(attempt.wall_ns / NS):>7}  {end}"
 
 
-def _seconds(facts: Facts) -> list[str]:
+def seconds(facts: Facts) -> list[str]:
     """Phases of rank 0 over all attempts, and what no phase accounts for: together the attempts' wall time."""
     wall_ns = sum(attempt.wall_ns for attempt in facts.attempts)
     if not wall_ns:
@@ -346,24 +350,6 @@ def _remembered(facts: Facts) -> list[str]:
     if sent or lost:
         told += f"; {sent} went to another node, {lost} gave way or failed"
     return [f"  {told}"]
-
-
-def _faults(facts: Facts) -> list[str]:
-    """What was broken on purpose: the last ones, and whether it was."""
-    if not facts.faults:
-        return []
-    lines = [f"broken on purpose: {sum(isinstance(one, FaultInjected) for one in facts.faults)}"]
-    for one in facts.faults[-FAULTS_SHOWN:]:
-        node = f"node {one_line(one.node)}" if one.node else ""
-        whom = f" of rank {one.rank} on {node}" if one.rank >= 0 else f" of {node}" if node else ""
-        if isinstance(one, FaultMissed):
-            lines.append(f"  missed: {one_line(one.fault)}{whom}: {one_line(one.why)}")
-        else:
-            lasts = f" for {one.seconds:g} s" if one.seconds else ""
-            times = f", {one.factor:.3g} times as long" if one.factor else ""
-            lines.append(f"  attempt {one.attempt}: {one_line(one.fault)}{whom}{lasts}{times}, {one_line(one.by)}")
-    more = len(facts.faults) - FAULTS_SHOWN
-    return lines + ([f"  and {more} earlier"] if more > 0 else [])
 
 
 def _trouble(facts: Facts, command: str) -> list[str]:

@@ -43,6 +43,7 @@ from packtrain.core.records import (
     TrainingDone,
 )
 from packtrain.core.units import NS
+from packtrain.monitor import incidents
 from packtrain.monitor.fold import Facts, failures, fold
 from packtrain.monitor.report import Sources, command_of, read_cards, render, report
 
@@ -124,7 +125,7 @@ SECOND = (
 def sources(*records: tuple[float, Record], damage: tuple[Damage, ...] = ()) -> Sources:
     return Sources(
         name="first-light", folder="/data/runs/first-light", facts=fold(told(*records)), damage=damage, cards=CARDS,
-        recipe="first-light",
+        recipe="first-light", incidents=incidents.fold(told(*records)),
     )
 
 

@@ -89,7 +89,7 @@ def test_a_higher_term_is_noticed() -> None:
 
 
 def test_an_agent_that_comes_as_its_predecessor_falls_silent_is_heard() -> None:
-    """Both may be found in one look, the silence of the dead one after the Hello of the new one: that one speaks, and is
+    """Both may be found in one look, the silence of the dead one after the Hello of the new: that one speaks, and is
     neither silent nor lost."""
     one = desk(MemoryLog())
     one.hear(NS, hello())

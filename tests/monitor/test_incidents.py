@@ -1,0 +1,172 @@
+"""What befell a run, told from its journal."""
+
+from __future__ import annotations
+
+from packtrain.core.journal import Entry
+from packtrain.core.records import (
+    AttemptBegan,
+    AttemptEnded,
+    CoordinatorBegan,
+    ErrorSeen,
+    FaultInjected,
+    FaultMissed,
+    GuardVerdict,
+    NodeSuspected,
+    OrderGiven,
+    Record,
+    RunFinished,
+    SaveDone,
+    StacksTaken,
+    StepDone,
+    TrainerStarted,
+    WorldChosen,
+)
+from packtrain.core.units import NS
+from packtrain.monitor.incidents import fold, lines
+
+
+def said(*records: tuple[float, Record] | tuple[float, Record, str], boot: str = "b") -> list[Entry]:
+    """Entries, each at so many seconds since boot; a third part names another writer than the coordinator."""
+    rows = [(row[0], row[1], row[2] if len(row) == 3 else "c") for row in records]
+    return [Entry(record, writer, boot, round(s * NS), n) for n, (s, record, writer) in enumerate(rows)]
+
+
+def fault(name: str, node: str = "", rank: int = -1, seconds: float = 0.0) -> FaultInjected:
+    return FaultInjected(fault=name, attempt=1, node=node, rank=rank, seconds=seconds, factor=0.0, by="storm")
+
+
+def began(attempt: int, step: int = -1, note: str = "") -> AttemptBegan:
+    return AttemptBegan(attempt=attempt, commit=attempt, parent=0, restore_step=step, note=note)
+
+
+def chosen(attempt: int, *nodes: str) -> WorldChosen:
+    return WorldChosen(attempt=attempt, nodes=list(nodes), procs=1, spares=[], wanted=len(nodes))
+
+
+def trainer(attempt: int) -> TrainerStarted:
+    return TrainerStarted(
+        attempt=attempt, rank=0, parameters=1, mesh={}, attention="", precision="f32", peak_flops_per_s=0.0,
+        digest_repeats=True,
+    )
+
+
+def step(n: int) -> StepDone:
+    return StepDone(
+        step=n, loss=1.0, bits_per_byte=1.0, grad_norm=1.0, learning_rate=1.0, tokens=1, seconds=0.1, mfu=0.0
+    )
+
+
+def save(n: int) -> SaveDone:
+    return SaveDone(step=n, commit=n, bytes=1, stall_s=0.0, write_s=0.1)
+
+
+def lost_carrier(what: str = "the carrier of node n1 ended") -> ErrorSeen:
+    return ErrorSeen(severity="warning", name="checkpoint.carrier_lost", what=what)
+
+
+FIRST = (
+    (0.0, CoordinatorBegan(term=1, log="")), (0.1, began(1)), (0.1, chosen(1, "n0", "n1")), (2.0, trainer(1), "t1"),
+)
+KILLED = (
+    (10.0, fault("kill", "n1", 1), "f"),
+    (10.5, AttemptEnded(attempt=1, exit_code=-9, reason="killed by SIGKILL")),
+    (10.6, began(2, 40, "step 40 from memory: ahead of the disk")), (10.6, chosen(2, "n0", "n2")),
+    (13.0, trainer(2), "t2"), (14.0, step(41), "t2"),
+)
+
+
+def test_a_killed_worker() -> None:
+    """From the fault to the end of the attempt it was found, to the first step of the next one it was healed; nodes and
+    restore are told."""
+    (one,) = fold(said(*FIRST, (9.0, step(43), "t1"), *KILLED))
+    assert (one.what, one.found_s, one.healed_s) == ("a worker is killed, rank 1 on n1", 0.5, 4.0)
+    assert one.remedy == "attempt 2 on n0, n2, from step 40 in memory"
+
+
+def test_a_late_step_of_the_broken_attempt_heals_nothing() -> None:
+    """Metrics reach the journal late: a step of the attempt that ended is known by its writer."""
+    (one,) = fold(said(*FIRST, *KILLED[:3], (10.7, step(44), "t1")))
+    assert one.found is not None and one.healed is None
+
+
+def test_the_first_sign_is_when_it_was_found() -> None:
+    """Stacks are taken long before an attempt ends of a silent rank."""
+    stacks = StacksTaken(attempt=1, rank=1, node="n1", how="faulthandler", text="")
+    (one,) = fold(said(*FIRST, KILLED[0], (13.2, stacks), (18.0, KILLED[1][1]), (19.0, KILLED[2][1])))
+    assert one.found_s is not None and abs(one.found_s - 3.2) < 1e-9 and one.healed_s is None
+
+
+def test_a_fault_that_nobody_injected() -> None:
+    """It is known from the end of its attempt on, by the reason that was given."""
+    (one,) = fold(said(*FIRST, *KILLED[1:]))
+    assert (one.what, one.found_s, one.healed_s) == ("killed by SIGKILL", None, 3.5)
+
+
+def test_ends_that_were_asked_for_are_no_incidents() -> None:
+    """A stop, a drained node, and the end of the run."""
+    told = OrderGiven(order=2, word="stop", reason="SIGINT")
+    again = AttemptEnded(attempt=1, exit_code=75, reason="stopped")
+    done = AttemptEnded(attempt=2, exit_code=0, reason="done")
+    assert fold(said(*FIRST, (5.0, told), (6.0, again), (7.0, began(2, 40)), (9.0, done))) == []
+
+
+def test_a_sign_alone_is_no_incident() -> None:
+    """A node that is suspected, and goes on, broke nothing."""
+    assert fold(said(*FIRST, (5.0, NodeSuspected(node="n1", reason="slow", in_row=1, done="it is told")))) == []
+
+
+def test_a_carrier_is_healed_by_the_next_save() -> None:
+    """No attempt ends of it; a save that was published before it was missed says nothing."""
+    (one,) = fold(said(
+        *FIRST, (10.0, fault("kill-carrier", "n1"), "f"), (10.1, save(40), "t1"), (10.4, lost_carrier()),
+        (12.0, save(60), "t1"),
+    ))
+    assert (one.what, one.found_s, one.healed_s) == ("a carrier is killed, n1", 0.4, 2.0)
+    assert one.remedy == "another carrier: step 60 was saved; no worker was touched"
+
+
+def test_a_coordinator_is_healed_by_the_next_one() -> None:
+    """It is found and healed at once, by the term that follows."""
+    (one,) = fold(said(*FIRST, (10.0, fault("kill-coordinator"), "f"), (11.5, CoordinatorBegan(term=2, log=""))))
+    assert (one.found_s, one.healed_s) == (1.5, 1.5) and "term 2" in one.remedy
+
+
+def test_a_run_that_is_started_again_has_lost_no_coordinator() -> None:
+    """One that said how the run ended was not lost."""
+    over = RunFinished(exit_code=75, reason="stopped on request")
+    assert fold(said(*FIRST, (5.0, over), (60.0, CoordinatorBegan(term=2, log="")))) == []
+
+
+def test_a_step_that_is_not_finite_is_healed_by_the_guard() -> None:
+    """The verdict is both: it was found, and the batch was run again."""
+    verdict = GuardVerdict(step=50, reason="non_finite", rerun="clean", policy="used", digest=1, rerun_digest=2)
+    (one,) = fold(said(*FIRST, (10.0, fault("nan", "n1", 1), "f"), (10.8, verdict, "t1")))
+    assert (one.found_s, one.healed_s, one.remedy) == (0.8, 0.8, "step 50 was run again: clean, used")
+
+
+def test_faults_that_overlap_are_healed_together() -> None:
+    """One end of an attempt is what came of both, and each counts from its own moment."""
+    second = (10.2, fault("stop", "n0", 0), "f")
+    both = fold(said(*FIRST, KILLED[0], second, *KILLED[1:]))
+    assert [one.healed_s for one in both] == [4.0, 3.8] and len({one.remedy for one in both}) == 1
+
+
+def test_clocks_of_two_boots_are_not_compared() -> None:
+    """A fault on one machine that is noted on another has no time that anybody knows."""
+    (one,) = fold([*said(*FIRST, KILLED[0]), *said(*KILLED[1:], boot="other")])
+    assert one.healed is not None and one.found_s is None and one.healed_s is None
+
+
+def test_how_they_are_told() -> None:
+    """What broke on one line; when it was found and healed, and by what, on the next; what is not known is left out."""
+    missed = FaultMissed(fault="corrupt", node="n0", rank=-1, why="there is no checkpoint yet")
+    told = list(lines(fold(said(
+        *FIRST, *KILLED, (20.0, fault("cut", "n0", seconds=30.0)), (21.0, fault("corrupt", "n0")), (22.0, missed)
+    ))))
+    assert told[1:] == [
+        "  a worker is killed, rank 1 on n1",
+        "    found after 0.5s, healed after 4.0s, attempt 2 on n0, n2, from step 40 in memory",
+        "  a node is cut off, n0, for 30 s", "    nothing came of it",
+        "  a checkpoint is damaged, n0", "    it was not done: there is no checkpoint yet",
+    ]
+    assert list(lines([])) == []
