@@ -138,6 +138,7 @@ class Incidents:
         return incident
 
     def _missed(self, record: FaultMissed) -> None:
+        """What it was meant for; it was noted before it was tried."""
         whom = (record.fault, record.node, record.rank)
         for one in self.all:
             if one.found is None and not one.missed and _whom(one) == whom:

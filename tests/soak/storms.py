@@ -1,4 +1,5 @@
-"""Faults on a run that lives on its own, one after the other, for as long as asked: signals, and a damaged save."""
+"""Faults on a run that lives on its own, one after the other, for as long as asked: those of `packtrain break`, and a
+few that come from outside."""
 
 from __future__ import annotations
 
@@ -13,19 +14,20 @@ from typing import NamedTuple
 import psutil
 
 from packtrain.checkpoint import slots
-from packtrain.checkpoint.commits import CommitLog
-
-from packtrain.core.errors import CoordinatorGone
+from packtrain.core.errors import PacktrainError
 from packtrain.core.journal import Journal
 from packtrain.core.records import FaultInjected
 from packtrain.core.units import NS
 from packtrain.supervise.console import ask
+from packtrain.supervise.faults import KINDS
 from tests.soak.lived import Lived
 
 LOOK_S = 0.1
+ENDS = "exit-78"
+"""The one that ends a run, and rightly so."""
 
 
-class Kind(NamedTuple):
+class Outside(NamedTuple):
     """`signum` to a part of the run; after `seconds` SIGCONT, where that is above 0."""
 
     part: str
@@ -33,25 +35,21 @@ class Kind(NamedTuple):
     seconds: float = 0.0
 
 
-KINDS = {
-    "kill": Kind("worker", signal.SIGKILL), "segfault": Kind("worker", signal.SIGSEGV),
-    "terminate": Kind("worker", signal.SIGTERM), "stop": Kind("worker", signal.SIGSTOP),
-    "pause": Kind("worker", signal.SIGSTOP, 4.0),
-    "kill-carrier": Kind("carrier", signal.SIGKILL), "stop-carrier": Kind("carrier", signal.SIGSTOP),
-    "kill-agent": Kind("agent", signal.SIGKILL), "pause-agent": Kind("agent", signal.SIGSTOP, 5.0),
-    "stop-agent": Kind("agent", signal.SIGSTOP, 15.0),
-    "kill-coordinator": Kind("coordinator", signal.SIGKILL),
-    "pause-coordinator": Kind("coordinator", signal.SIGSTOP, 8.0),
-    "lose-machine": Kind("agent", signal.SIGKILL),
+OUTSIDE = {
+    "terminate": Outside("worker", signal.SIGTERM), "stop-carrier": Outside("carrier", signal.SIGSTOP),
+    "stop-agent": Outside("agent", signal.SIGSTOP, 5.0), "stop-agent-long": Outside("agent", signal.SIGSTOP, 15.0),
+    "stop-coordinator": Outside("coordinator", signal.SIGSTOP, 8.0),
+    "lose-machine": Outside("agent", signal.SIGKILL),
 }
-"""What a signal can do; `corrupt` damages the newest save as well."""
-CORRUPT = "corrupt"
+ALL = (*(name for name in KINDS if name != ENDS), *OUTSIDE)
+SHORT = {"slow": 10.0, "disk-full": 10.0, "disk-read-only": 10.0, "disk-stall": 15.0, "cut": 15.0, "flap": 8.0}
+"""Seconds of what lasts: so that it is over before the next but one."""
 
 
 class Storm:
     """Strikes a run. `seed` chooses the order of the kinds and whom they hit."""
 
-    def __init__(self, run: Lived, seed: int, kinds: Sequence[str] = (*KINDS, CORRUPT)) -> None:
+    def __init__(self, run: Lived, seed: int, kinds: Sequence[str] = ALL) -> None:
         self._run, self._random, self._kinds = run, random.Random(seed), tuple(kinds)
         self._deck: list[str] = []
         self._asleep: list[tuple[int, psutil.Process]] = []
@@ -78,27 +76,40 @@ class Storm:
                 one[1].send_signal(signal.SIGCONT)
 
     def _strike(self) -> bool:
-        """Whether something was there to be hit; the same kind is tried again where nothing was."""
+        """Whether something was there to be hit. What needs a moment that is not now (a rank that runs, a save that is
+        there) waits at the bottom of the deck."""
         self._deck = self._deck or self._random.sample(self._kinds, len(self._kinds))
-        kind = self._deck[-1]
-        with suppress(CoordinatorGone, psutil.Error, OSError):
-            if self._corrupt() if kind == CORRUPT else self._signal(kind, KINDS[kind]):
-                self.struck.append(self._deck.pop())
+        kind = self._deck.pop()
+        with suppress(PacktrainError, psutil.Error, OSError):
+            if self._outside(kind, OUTSIDE[kind]) if kind in OUTSIDE else self._break(kind):
+                self.struck.append(kind)
                 return True
+        self._deck.insert(0, kind)
         return False
 
-    def _signal(self, name: str, kind: Kind) -> bool:
+    def _victim(self) -> tuple[int, str, int]:
+        """(attempt, node, rank) of a rank that runs; rank -1: none does."""
         status = ask(self._run.platform, self._run.live.coordinator, "status")
         ranks = [(rank, node["node"]) for node in status["nodes"] for rank in node["ranks"]]
-        if not ranks:
-            return False
-        rank, node = self._random.choice(ranks)
-        victim = writing(self._log(kind.part, int(status["attempt"]), node, rank))
+        rank, node = self._random.choice(ranks) if ranks else (-1, "")
+        return int(status["attempt"]), node, rank
+
+    def _break(self, kind: str) -> bool:
+        _, node, rank = self._victim()
+        home, by_rank = self._run.live.coordinator, KINDS[kind].by in ("signal", "worker")
+        whom = {"rank": rank} if by_rank else {} if kind == "kill-coordinator" else {"node": node}
+        ask(self._run.platform, home, "break", fault=kind, by="storm", seconds=SHORT.get(kind, 0.0), **whom)
+        return True
+
+    def _outside(self, name: str, kind: Outside) -> bool:
+        attempt, node, rank = self._victim()
+        victim = writing(self._log(kind.part, attempt, node, rank)) if rank >= 0 else None
         if victim is None:
             return False
+        ours, worker = kind.part == "coordinator", kind.part == "worker"
         self._note(FaultInjected(
-            fault=name, node="" if kind.part == "coordinator" else node, rank=rank if kind.part == "worker" else -1,
-            seconds=kind.seconds,
+            fault=name, attempt=attempt, node="" if ours else node, rank=rank if worker else -1, seconds=kind.seconds,
+            factor=0.0, by="storm",
         ))
         victim.send_signal(kind.signum)
         if name == "lose-machine":
@@ -119,21 +130,16 @@ class Storm:
         for folder in (slots.memory_folder(str(self._run.run), node), slots.peer_folder(str(self._run.run), node)):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _corrupt(self) -> bool:
-        """Turn a byte in the middle of the newest save."""
-        point = CommitLog(self._run.platform, str(self._run.run / "commits")).restore_point()
-        images = sorted((self._run.run / "checkpoints" / point.folder).glob("*.safetensors")) if point else []
-        if not images:
-            return False
-        self._note(FaultInjected(fault=CORRUPT))
-        with open(images[0], "r+b") as file:
-            file.seek(os.path.getsize(images[0]) // 2)
-            byte = file.read(1)
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte[0] ^ 0x10]))
-        return True
-
     def _note(self, record: FaultInjected) -> None:
         journal = Journal(self._run.platform, str(self._run.run / "journal"), role="faults")
         journal.write(record, durable=True)
         journal.close()
+
+
+def writing(log: str) -> psutil.Process | None:
+    """Whose standard output a log is: a standby that became a worker keeps its name, so names do not tell."""
+    for process in psutil.process_iter():
+        with suppress(OSError):
+            if os.readlink(f"/proc/{process.pid}/fd/1") == log:
+                return process
+    return None

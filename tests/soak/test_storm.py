@@ -32,6 +32,7 @@ MODEL = (
 KEPT = (
     "checkpoint.every_steps=20", "checkpoint.memory_every_steps=5", "checkpoint.peer_memory=5",
     "supervise.beat_overdue_s=10", "supervise.carrier_overdue_s=10", "supervise.attempts_without_progress=100",
+    "supervise.allow_faults=true",
 )
 SMALLER = ("supervise.replace_s=0", "supervise.grow_s=3")
 LOSSES_APART = 0.01
