@@ -34,20 +34,26 @@ def rows_of(platform: Platform, name: str, live: Live) -> list[tuple[str, ...]]:
     from packtrain.core.errors import PacktrainError
     from packtrain.supervise.console import ask
     from packtrain.supervise.local import agents_alive
+    from packtrain.supervise.revive import tried
 
     try:
         status = ask(platform, live.coordinator, "status")
     except PacktrainError:
-        alive = agents_alive(platform, live)
-        return [(name, "-", "no coordinator", "-", "-"), *((name, node, "agent lives", "-", "-") for node in alive)]
+        alive, again = agents_alive(platform, live), tried(platform, live)
+        often = f", started again {again.count}x by {again.by}" if again is not None and again.count else ""
+        given_up = ", given up" if again is not None and again.given_up else ""
+        first = (name, "-", f"no coordinator{often}{given_up}", "-", "-")
+        return [first, *((name, node, "agent lives", "-", "-") for node in alive)]
     notes = [*(["paused"] if status.get("paused") else []), *(str(status[key]) for key in NOTES if status.get(key))]
     first = (name, "-", ", ".join([_text(status, "state"), *notes]), "-", _text(status, "step"))
     return [first, *(_row(name, node) for node in status.get("nodes", []) if isinstance(node, dict))]
 
 
 def _row(name: str, node: dict[str, Any]) -> tuple[str, ...]:
-    ranks = node.get("ranks") or []
-    return name, _text(node, "node"), _text(node, "state"), ", ".join(map(str, ranks)) or "-", _text(node, "step")
+    ranks, restarts = node.get("ranks") or [], node.get("restarts") or 0
+    often = f", agent started again {restarts}x" if restarts else ""
+    state = f"{_text(node, 'state')}{often}{', given up' if node.get('given_up') else ''}"
+    return name, _text(node, "node"), state, ", ".join(map(str, ranks)) or "-", _text(node, "step")
 
 
 def _text(fields: dict[str, Any], key: str) -> str:

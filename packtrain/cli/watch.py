@@ -18,7 +18,7 @@ from packtrain.core.contract import PHASES, Beat
 from packtrain.core.errors import EXIT_DONE, CoordinatorGone, PacktrainError, RunUnusable, error_named
 from packtrain.core.journal import Entry, Tail
 from packtrain.core.platform import Platform
-from packtrain.core.records import ErrorSeen, MirrorDone
+from packtrain.core.records import AgentStarted, CoordinatorBegan, ErrorSeen, MirrorDone, RunFinished
 from packtrain.core.units import NS
 from packtrain.supervise import local
 from packtrain.supervise.console import ask
@@ -31,7 +31,6 @@ ANSWER_NS = 30 * NS
 REVIVE_NS = 10 * NS
 """A coordinator that was just started has so long to answer before another one is."""
 REVIVALS_MAX = 10
-AGENTS_NS = 5 * NS
 DETACHED = "detached"
 QUESTION = "Ctrl-C: s = save and stop, d = detach (the run goes on), any other key = stay; then Enter"
 
@@ -43,7 +42,7 @@ class Watch:
         self._platform, self._keeper, self._view = platform, keeper, view
         self._home = keeper.live.coordinator
         self._tail = Tail(platform, f"{keeper.live.run_folder}/journal")
-        self._begun_ns = self._heard_ns = self._agents_ns = platform.boot_ns()
+        self._begun_ns = self._heard_ns = platform.boot_ns()
         self._asked_ns = self._status_ns = 0
         self._revivals = 0
         self._stopping = False
@@ -51,6 +50,7 @@ class Watch:
         """What the coordinator said it waits for."""
         self._past = True
         """Of what the journal holds already nothing is said again."""
+        self._ended: RunFinished | None = None
 
     def run(self, terminal: bool) -> local.Finish:
         """How the run ended, or that it goes on without a watcher (exit code 0). Raises RunUnusable."""
@@ -79,10 +79,18 @@ class Watch:
 
     def _say_news(self, entries: list[Entry]) -> None:
         for record in (entry.record for entry in entries):
-            if isinstance(record, ErrorSeen) and record.severity == "warning":
-                self._view.say(f"warning: {error_named(record.name, record.what, record.where, record.fix).render()}")
-            elif isinstance(record, MirrorDone) and not record.error:
-                self._view.say(f"step {record.step} is on {record.mirror}")
+            match record:
+                case ErrorSeen(severity="warning"):
+                    warning = error_named(record.name, record.what, record.where, record.fix)
+                    self._view.say(f"warning: {warning.render()}")
+                case MirrorDone() if not record.error:
+                    self._view.say(f"step {record.step} is on {record.mirror}")
+                case CoordinatorBegan() if record.by:
+                    self._view.say(f"the coordinator was gone; {record.by} started another one, the workers go on")
+                case AgentStarted():
+                    self._view.say(f"the agent of {record.node} had ended; started again")
+                case RunFinished():
+                    self._ended = record
 
     def _say_waits(self, waits: str) -> None:
         if waits != self._waits and waits:
@@ -90,13 +98,13 @@ class Watch:
         self._waits = waits
 
     def _status(self) -> None:
-        """Once a second; a coordinator that is gone is started again, and so are agents."""
+        """Once a second; a coordinator that is gone is started again."""
         now = self._platform.boot_ns()
         if now - self._status_ns < STATUS_NS:
             return
         self._status_ns = now
         try:
-            status = ask(self._platform, self._home, "status")
+            status = ask(self._platform, self._home, "status", watching=True)
         except CoordinatorGone:
             self._missed(now)
             return
@@ -104,14 +112,6 @@ class Watch:
         if (beat := beat_of(status)) is not None:
             self._view.beat(beat)
         self._say_waits(str(status.get("waits", "")))
-        self._look_at_agents(status, now)
-
-    def _look_at_agents(self, status: Mapping[str, Any], now: int) -> None:
-        if now - self._agents_ns < AGENTS_NS or self._stopping or status.get("state") not in ("waiting", "running"):
-            return
-        self._agents_ns = now
-        if dead := self._keeper.agents():
-            self._view.say(f"the agent of {', '.join(dead)} had ended; started again")
 
     def _missed(self, now: int) -> None:
         """Raises RunUnusable where another coordinator would end as the last one did."""
@@ -128,6 +128,10 @@ class Watch:
         self._keeper.coordinator()
 
     def _finish(self) -> local.Finish | None:
+        """A coordinator that nobody seemed to watch, because this process was stopped, has cleared its home away."""
+        ended = self._ended
+        if ended is not None and not self._platform.exists(self._home):
+            return local.Finish(ended.exit_code, ended.reason, ended.error or None)
         return local.finish_of(self._platform, self._keeper.live)
 
     # --- what is asked ---

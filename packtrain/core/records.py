@@ -103,6 +103,18 @@ class CoordinatorBegan(Record, tag="coordinator_began"):
     term: int
     log: str
     """Folder of its log of decisions."""
+    by: str = ""
+    """Who started it again because it was missed; empty: a person's command."""
+
+
+class AgentStarted(Record, tag="agent_started"):
+    """The agent of this node had died, and was started again by the coordinator."""
+
+    node: str
+    tries: int
+    """In a row."""
+    given_up: bool = False
+    """This was the last one."""
 
 
 class WorldChosen(Record, tag="world_chosen"):
@@ -386,8 +398,8 @@ class TrainingDone(Record, tag="training_done"):
 AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone | CarrierGivenUp
-    | HomeBack | CoordinatorBegan | WorldChosen | NodeLost | NodeBack | NodeSuspected | NodeCordoned | SharedCauseSeen
-    | ReplayOrdered | StacksTaken | FaultInjected | FaultMissed | RunFinished
+    | HomeBack | CoordinatorBegan | AgentStarted | WorldChosen | NodeLost | NodeBack | NodeSuspected | NodeCordoned
+    | SharedCauseSeen | ReplayOrdered | StacksTaken | FaultInjected | FaultMissed | RunFinished
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
     | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | RestoreDone | TrainingDone
 )

@@ -16,7 +16,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -28,11 +29,12 @@ from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.units import NS
 from packtrain.supervise.attempt import Attempt, child_env
 from packtrain.supervise.breaking import Breaker
-from packtrain.supervise.delivery import AgentSide
+from packtrain.supervise.delivery import LOST_NS, AgentSide
 from packtrain.supervise.errands import Errands
 from packtrain.supervise.job import Job, read_job, run_id
 from packtrain.supervise.keys import Address, make_keys, read_address
 from packtrain.supervise.link import Caller
+from packtrain.supervise.local import Keeper, Live, finish_in
 from packtrain.supervise.messages import (
     AskCarrier,
     Break,
@@ -57,6 +59,7 @@ from packtrain.supervise.place import Place
 from packtrain.supervise.processes import Processes, end_leftovers
 from packtrain.supervise.ranks import unwatched_ns
 from packtrain.supervise.requests import Requests, listening
+from packtrain.supervise.revive import CoordinatorHere
 from packtrain.supervise.sockets import BeatSocket, remove_socket
 from packtrain.supervise.warm import Standbys
 
@@ -99,15 +102,16 @@ class Ears(Protocol):
 
 
 class Agent:
-    """One incarnation. `coordinator`: the file that says where it listens; `address`: instead of that."""
+    """One incarnation. `coordinator`: the file that says where it listens; `address`: instead of that. `here`: what
+    starts a coordinator of this machine again; None: it lives elsewhere."""
 
     def __init__(
         self, job: Job, place: Place, platform: Platform, link: Link, ears: Ears, processes: Processes,
-        requests: Requests, coordinator: str, address: Address | None = None,
+        requests: Requests, coordinator: str, address: Address | None = None, here: CoordinatorHere | None = None,
     ) -> None:
         self._job, self._place, self._platform = job, place, platform
         self._link, self._ears, self._processes, self._requests = link, ears, processes, requests
-        self._coordinator, self._address = coordinator, address
+        self._coordinator, self._address, self._here = coordinator, address, here
         self._errands = Errands(platform)
         self._breaker = Breaker(job, place, platform, processes, self._errands)
         self._standbys = Standbys(job, place.home, child_env(job, place), platform, processes)
@@ -118,7 +122,7 @@ class Agent:
         """Killed for the sake of a later one, and not gone yet."""
         self._waiting: tuple[int, Launch, int] | None = None
         """(id, what, until when) of a launch that waits for those to be gone."""
-        self._looked_ns = self._asked_ns = 0
+        self._looked_ns = self._asked_ns = self._over_ns = 0
         self._busy_ns = platform.boot_ns()
         self._called: Address | None = None
         self._needed_ns = platform.boot_ns()
@@ -155,6 +159,8 @@ class Agent:
         ours = [pid for attempt in self._attempts for pid in attempt.pids]
         self._processes.bury_orphans([*ours, *self._standbys.pids])
         self._consider_leaving(ns)
+        if self._here is not None and self.exit_code is None:
+            self._here.look(ns, self.side.heard_ns)
         self._say(ns)
 
     @property
@@ -309,8 +315,21 @@ class Agent:
             self._leaving_ns = min(self._leaving_ns, ns + round(LAST_WORDS_S * NS))
         if self._leaving_ns and ns >= self._leaving_ns:
             self._leave(EXIT_AGAIN)
-        elif ns - self._needed_ns >= ALONE_NS:
+        elif ns - self._needed_ns >= ALONE_NS or self._is_over(ns):
             self._leave(EXIT_DONE)
+
+    def _is_over(self, ns: int) -> bool:
+        """Whether the run ended while its coordinator could not be heard, or somebody cleared its home away."""
+        if ns - self._over_ns < FIND_NS:
+            return False
+        self._over_ns = ns
+        with suppress(OSError):
+            if not self._platform.exists(self._place.home):
+                return True
+        if not self._coordinator or not self.side.heard_ns or ns - self.side.heard_ns < LOST_NS:
+            return False
+        finish = finish_in(self._platform, os.path.dirname(self._coordinator))
+        return finish is not None and finish.term >= self.side.term > 0
 
     def _drain(self, ns: int) -> None:
         """The node goes away: tell, and let the workers save and stop."""
@@ -357,18 +376,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--coordinator", default="", help="file in which coordinators say where they listen")
     parser.add_argument("--address", default="", help="instead of that: tcp://host:port")
     parser.add_argument("--server-key", default="", help="and the coordinator's public key")
+    parser.add_argument("--local", action="store_true", help="a dead coordinator is of this machine: start it again")
     args = parser.parse_args(argv)
     if bool(args.coordinator) == bool(args.address and args.server_key):
         parser.error("say where the coordinator is: --coordinator, or --address with --server-key")
+    env = dict(os.environ)  # of this machine, as a coordinator started from here is to have it
     os.environ[NODE] = args.node  # whoever asks the platform gets this name
     try:
-        return _run(LocalPlatform(), args)
+        return _run(LocalPlatform(), args, env)
     except PacktrainError as error:
         print(error.render(), file=sys.stderr)
         return error.exit_code
 
 
-def _run(platform: Platform, args: argparse.Namespace) -> int:
+def _run(platform: Platform, args: argparse.Namespace, env: Mapping[str, str]) -> int:
     job = read_job(platform, args.job)
     make_keys(platform, args.home)
     lock = platform.lock(f"{args.home}/agent", str(os.getpid()))
@@ -381,15 +402,21 @@ def _run(platform: Platform, args: argparse.Namespace) -> int:
     if left:
         print(f"killed, and not gone: processes {left}; a disk may hang", file=sys.stderr)
     address = Address(address=args.address, server_key=args.server_key) if args.address else None
+    here = _coordinator_here(platform, job, place, env) if args.local else None
     remove_socket(platform, place.beats)
     with listening() as requests:
         link, ears = Caller(platform, args.home), BeatSocket(platform, place.beats)
         try:
-            return Agent(job, place, platform, link, ears, processes, requests, args.coordinator, address).run()
+            return Agent(job, place, platform, link, ears, processes, requests, args.coordinator, address, here).run()
         finally:
             ears.close()
             link.close()
             lock.release()
+
+
+def _coordinator_here(platform: Platform, job: Job, place: Place, env: Mapping[str, str]) -> CoordinatorHere:
+    live = Live(job.run_folder, os.path.dirname(place.home), place.host, {})
+    return CoordinatorHere(platform, Keeper(platform, live, env), place.node)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import msgspec
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.reader import survey
 from packtrain.checkpoint.retention import plan
-from packtrain.core.errors import EXIT_DONE, PacktrainError, RunHeld, TermLost
+from packtrain.core.errors import EXIT_DONE, CommitUnknown, PacktrainError, RunHeld, RunUnusable, TermLost
 from packtrain.core.holder import hold
 from packtrain.core.journal import Journal, Tail
 from packtrain.core.platform import LocalPlatform, Platform
@@ -77,12 +77,20 @@ from packtrain.supervise.link import Arrived, Listener
 from packtrain.supervise.messages import FromCoordinator, Pulse
 from packtrain.supervise.mirrors import shortfall
 from packtrain.supervise.operator import Operator, refused
+from packtrain.supervise.revive import AgentsHere
+from packtrain.supervise.state import FINISHED, LEAVING
 from packtrain.supervise.status import status
 from packtrain.supervise.waits import Waits
 
 LOOK_S = 0.1
 """A look at everything comes this often, and when a message says more than that a node lives."""
+LEAD_NS = 2 * NS
+"""How often it is asked whether another coordinator leads."""
+WATCHED_NS = 10 * NS
+"""Whoever watches the run asks each second, and puts away what it leaves; after so long without, nobody does."""
 DECISIONS = "decisions"
+EVERYWHERE = ("0.0.0.0", "*")
+"""Hosts that mean every address of a machine."""
 ANSWER_BYTES_MAX = 1 << 20
 T = TypeVar("T", Asked, BreakAsked)
 
@@ -102,9 +110,16 @@ class Link(Protocol):
 
 
 class Coordinator:
-    """One, from its term to its end. Raises what the module says under "Fails"."""
+    """One, from its term to its end. Raises what the module says under "Fails".
 
-    def __init__(self, job: Job, platform: Platform, home: str, link: Link) -> None:
+    `agents`: those of this machine, to be started again; None: they live elsewhere. `host`: how agents reach this
+    machine, where that is not what `link` says. `by`: who started it, for the journal.
+    """
+
+    def __init__(
+        self, job: Job, platform: Platform, home: str, link: Link, agents: AgentsHere | None = None, host: str = "",
+        by: str = "",
+    ) -> None:
         self._job, self._platform, self._home, self._link = job, platform, home, link
         self._log = CommitLog(platform, f"{job.run_folder}/commits")
         self._log.probe()
@@ -122,8 +137,10 @@ class Coordinator:
         """What is known of attempts, nothing else: how often they failed."""
         self._published = -1
         self._peers: dict[str, bytes] = {}
-        self._look_ns = 0
-        """When the next look at everything is due."""
+        self._look_ns = self._lead_ns = 0
+        """When the next look at everything is due; when it is next asked who leads."""
+        self._watched_ns = platform.boot_ns() - (WATCHED_NS if by else 0)  # whoever gave the command may not ask yet
+        self._agents, self._host, self._by = agents, host, by
         self._operator = Operator(platform, home, self._answer)
         self._finish: Finish | None = None
 
@@ -137,10 +154,13 @@ class Coordinator:
         return self._finish
 
     def _open(self) -> None:
-        write_address(self._platform, self._home, msgspec.structs.replace(self._link.address, term=self._term))
+        at = self._link.address
+        reached = reached_at(at.address, self._host)
+        write_address(self._platform, self._home, msgspec.structs.replace(at, address=reached, term=self._term))
         if self._log.last() is None:
             self._journal.write(RunCreated(run=self._job.name, spec=self._job.spec, version=self._job.version), True)
-        self._journal.write(CoordinatorBegan(term=self._term, log=f"{self._home}/{DECISIONS}"), durable=True)
+        began = CoordinatorBegan(term=self._term, log=f"{self._home}/{DECISIONS}", by=self._by)
+        self._journal.write(began, durable=True)
         for entry in self._arrived():
             self._remember(entry)
         point, last = self._log.restore_point(), self._log.last()
@@ -175,7 +195,9 @@ class Coordinator:
             self._desk.happened(Done(ns=ns, id=id))
         self._desk.look(ns, self._platform.wall_s())
         if self._desk.outdated:
-            raise _outdated(self._term)
+            raise _outdated(self._term, "told by an agent")
+        self._require_lead(ns)
+        self._look_at_agents(ns)
         for issued in self._desk.own():
             assert issued.own is not None
             self._do(issued.id, issued.own)
@@ -183,6 +205,34 @@ class Coordinator:
         for node, message in self._desk.due(self._platform.boot_ns()):
             if node in self._peers:
                 self._link.send(self._peers[node], message)
+
+    def _require_lead(self, ns: int) -> None:
+        """Agents that obey another coordinator do not speak to this one any more, so it looks for itself."""
+        if ns < self._lead_ns:
+            return
+        self._lead_ns = ns + LEAD_NS
+        with suppress(CommitUnknown):
+            if self._log.term() > self._term:
+                raise _outdated(self._term, f"{self._job.run_folder}/commits")
+        with suppress(OSError):
+            if self._platform.exists(self._home):
+                return
+            raise RunUnusable(
+                "the coordinator's home was deleted: the run stops", where=self._home, fix="give the same command again"
+            )
+
+    def _look_at_agents(self, ns: int) -> None:
+        """A run that ends gets no new ones, nor a node that somebody drained."""
+        run, nodes = self._desk.state.run, self._desk.state.nodes
+        if self._agents is not None and not run.stopping and run.stage not in (LEAVING, FINISHED):
+            away = {name for name, node in nodes.items() if node.draining}
+            for started in self._agents.look(ns, away):
+                self._journal.write(started, durable=True)
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody stays with the run."""
+        return self._platform.boot_ns() - self._watched_ns < WATCHED_NS
 
     def _arrived(self) -> list[Any]:
         """New journal entries; none while the folder cannot be listed: they come at a later look."""
@@ -262,7 +312,8 @@ class Coordinator:
 
     def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if request.get("op") == "status":
-            return status(self._job, self._term, self._desk, self._waits.text)
+            self._watched_ns = self._platform.boot_ns() if request.get("watching") else self._watched_ns
+            return status(self._job, self._term, self._desk, self._waits.text, self._agents)
         if request.get("op") == "break":
             return self._break(request)
         word = _word(request, Asked, "asked", self._clock.ns)
@@ -298,10 +349,11 @@ class Coordinator:
         self._journal.write(RunFinished(
             exit_code=finish.exit_code, reason=finish.reason, error=finish.error
         ), durable=True)
-        write_finish(self._platform, self._home, finish)
+        write_finish(self._platform, self._home, finish, self._term)
 
-    def close(self) -> None:
-        self._operator.close()
+    def close(self, leads: bool = True) -> None:
+        """`leads`: otherwise another coordinator may have taken its place, in its home."""
+        self._operator.close(leads)
         self._decisions.close()
         self._journal.close()
 
@@ -322,46 +374,71 @@ def _word(request: Mapping[str, Any], kind: type[T], tag: str, ns: int) -> T | N
         return None
 
 
-def _outdated(term: int) -> TermLost:
+def _outdated(term: int, where: str) -> TermLost:
     return TermLost(
-        f"another coordinator leads this run, with a higher term than {term}", where="told by an agent",
+        f"another coordinator leads this run, with a higher term than {term}", where=where,
         fix="nothing: this one stops",
     )
 
 
-def write_finish(platform: Platform, home: str, finish: Finish) -> None:
-    """For those who watch. A disk that refuses has told them by then."""
-    said = local.Finish(exit_code=finish.exit_code, reason=finish.reason, error=finish.error or None)
+def reached_at(address: str, host: str) -> str:
+    """tcp://host:port where agents reach what listens at `address`."""
+    return f"tcp://{host}:{address.rpartition(':')[2]}" if host else address
+
+
+def write_finish(platform: Platform, home: str, finish: Finish, term: int = 0) -> None:
+    """For those who watch, and agents that could not be told. A disk that refuses has told them by then."""
+    said = local.Finish(exit_code=finish.exit_code, reason=finish.reason, error=finish.error or None, term=term)
     with suppress(OSError):
         platform.write_replacing(f"{home}/{FINISH}", msgspec.json.encode(said) + b"\n")
 
 
-def coordinate(job: Job, platform: Platform, home: str, where: str) -> Finish:
+def coordinate(job: Job, platform: Platform, home: str, given: argparse.Namespace) -> Finish:
     """Lead the run to its end. Raises what the module says under "Fails"."""
     lock = hold(platform, job.run_folder, job.name)
-    link = Listener(platform, home, where)
     try:
-        coordinator = Coordinator(job, platform, home, link)
+        agents = AgentsHere(platform, job.run_folder, home, os.environ) if given.local else None
+        link = Listener(platform, home, given.listen)
         try:
-            return coordinator.run()
+            coordinator = Coordinator(job, platform, home, link, agents, given.host, given.by)
+            finish = _led(coordinator)
         finally:
-            coordinator.close()
+            link.close()
+        live = agents.live if agents is not None else None
+        if live is not None and not coordinator.watched:
+            local.clean(platform, live)  # under the lock: a new run may live in the same place
+        return finish
     finally:
-        link.close()
         lock.release()
+
+
+def _led(coordinator: Coordinator) -> Finish:
+    leads = True
+    try:
+        return coordinator.run()
+    except TermLost:
+        leads = False
+        raise
+    finally:
+        coordinator.close(leads)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m packtrain.supervise.coordinator")
     parser.add_argument("--job", required=True, help="file with the job")
     parser.add_argument("--home", required=True, help="private folder of this coordinator, with its keys")
-    parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="where agents reach it; port 0: any that is free")
+    parser.add_argument("--listen", default="tcp://127.0.0.1:0", help="where it listens; port 0: any that is free")
+    parser.add_argument("--host", default="", help="how agents reach this machine, if not by the host of --listen")
+    parser.add_argument("--local", action="store_true", help="agents are of this machine: start those that die again")
+    parser.add_argument("--by", default="", help="who started it, for the journal")
     given, platform = parser.parse_args(arguments), LocalPlatform()
+    if not given.host and given.listen.removeprefix("tcp://").rpartition(":")[0] in EVERYWHERE:
+        parser.error("--listen on every address: say by --host how agents reach this machine")
     try:
-        return coordinate(read_job(platform, given.job), platform, given.home, given.listen).exit_code
+        return coordinate(read_job(platform, given.job), platform, given.home, given).exit_code
     except PacktrainError as error:
         print(error.render(), file=sys.stderr, flush=True)
-        if not isinstance(error, RunHeld):  # then the one that holds the run tells how it ended
+        if not isinstance(error, RunHeld | TermLost):  # then the one that holds the run tells how it ended
             write_finish(platform, given.home, Finish(
                 exit_code=error.exit_code, reason=error.what, error=error.as_dict()
             ))

@@ -1,10 +1,11 @@
 """A run of several nodes on this machine: homes for its coordinator and its agents, and all of them started.
 
     <base>/job.json   what they run            <base>/c          home of the coordinator
-    <base>/nodes      names, and their pids    <base>/n0 ...     homes of the agents
+                                               <base>/n0 ...     homes of the agents
 
-`base` is a folder with a short path (sockets lie in it) that only this user can enter; `RUN/live.json` names it. All of
-them survive whoever started them, and each other.
+`base` is a folder with a short path (sockets lie in it) that only this user can enter; `RUN/live.json` names it, and
+the agents with their pids. All of them survive whoever started them, and each other; those that die are started again
+by the others (revive.py). Whoever deletes `base` ends them all.
 """
 
 from __future__ import annotations
@@ -57,22 +58,29 @@ class Finish(msgspec.Struct, frozen=True):
     exit_code: int
     reason: str = ""
     error: dict[str, str] | None = None
+    term: int = 0
+    """In which it ended the run; 0: the run is not over, its coordinator could not go on."""
 
 
 def find(platform: Platform, run_folder: str) -> Live | None:
     """Where the run lives here, or lived last; None: nowhere that is still there and this user's."""
     try:
         live = msgspec.json.decode(platform.read(f"{run_folder}/{LIVE}", 0, 1 << 16), type=Live)
+        here = live.node == platform.node() and platform.is_private(live.base)
     except (OSError, msgspec.DecodeError):
         return None
-    here = live.node == platform.node() and is_ours(live.base)
     return msgspec.structs.replace(live, run_folder=run_folder) if here else None
 
 
 def finish_of(platform: Platform, live: Live) -> Finish | None:
     """How its coordinator ended; None: it has not said that it did."""
+    return finish_in(platform, live.coordinator)
+
+
+def finish_in(platform: Platform, home: str) -> Finish | None:
+    """The same, of the coordinator that lives in `home`."""
     try:
-        return msgspec.json.decode(platform.read(f"{live.coordinator}/{FINISH}", 0, 1 << 16), type=Finish)
+        return msgspec.json.decode(platform.read(f"{home}/{FINISH}", 0, 1 << 16), type=Finish)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -89,7 +97,7 @@ def _command(platform: Platform, pid: int) -> list[str]:
 
 
 class Keeper:
-    """Starts again what of a run died on this machine, for whoever watches it. `started`: the processes of this one."""
+    """Starts again what of a run died on this machine. `started`: the processes of this one."""
 
     def __init__(self, platform: Platform, live: Live, env: Mapping[str, str]) -> None:
         self.live = live
@@ -102,12 +110,13 @@ class Keeper:
         """Whether the coordinator that was started here is gone."""
         return "c" in self.started and self.started["c"].poll() is not None
 
-    def coordinator(self) -> None:
-        """The first, or another one after it was killed: it goes on from the log in its home."""
+    def coordinator(self, by: str = "") -> None:
+        """The first, or another one after it was killed: it goes on from the log in its home. `by`: for the journal.
+        Raises OSError."""
         home = self.live.coordinator
         with suppress(FileNotFoundError):
             self._platform.unlink(f"{home}/{FINISH}")
-        self._start("c", (*COORDINATOR, *self._words("c")))
+        self._start("c", (*COORDINATOR, *self._words("c"), *(("--by", by) if by else ())))
 
     def agents(self, names: Sequence[str] = ()) -> list[str]:
         """Those that died, or these, under their names and keys: their nodes come back as spares. Names of them."""
@@ -123,7 +132,7 @@ class Keeper:
         return dead
 
     def _words(self, name: str) -> tuple[str, ...]:
-        return "--job", f"{self.live.base}/job.json", "--home", f"{self.live.base}/{name}"
+        return "--job", f"{self.live.base}/job.json", "--home", f"{self.live.base}/{name}", "--local"
 
     def _start(self, name: str, words: Sequence[str]) -> None:
         if name in self.started:
@@ -163,9 +172,12 @@ def _write(platform: Platform, live: Live) -> None:
 
 
 def clean(platform: Platform, live: Live) -> None:
-    """What a run that has ended leaves on this machine outside its folder. Its agents, told to leave, may first."""
+    """What a run that has ended leaves on this machine outside its folder. Its agents, told to leave, may first: while
+    one of them lives everything stays."""
     give_up_ns = platform.boot_ns() + round(LEAVE_S * NS)
-    while agents_alive(platform, live) and platform.boot_ns() < give_up_ns:
+    while agents_alive(platform, live):
+        if platform.boot_ns() > give_up_ns:
+            return
         platform.sleep(0.05)
     with suppress(OSError):
         platform.unlink(f"{live.run_folder}/{LIVE}")

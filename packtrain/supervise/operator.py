@@ -82,11 +82,13 @@ class Operator:
         del self._clients[client]
         client.close()
 
-    def close(self) -> None:
+    def close(self, remove: bool = True) -> None:
+        """`remove`: the socket's name, too; not where another one may listen under it now."""
         for client in list(self._clients):
             self._drop(client)
         self._listener.close()
-        remove_socket(self._platform, self.path)
+        if remove:
+            remove_socket(self._platform, self.path)
 
 
 def refused(what: str, where: str = "") -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from packtrain.supervise.assign import ranks_of
 from packtrain.supervise.desk import Desk
 from packtrain.supervise.job import Job
+from packtrain.supervise.revive import AgentsHere
 from packtrain.supervise.state import (
     BEGINNING,
     BRINGING,
@@ -28,8 +29,8 @@ WORDS = {
 }
 
 
-def status(job: Job, term: int, desk: Desk, waits: str = "") -> dict[str, Any]:
-    """`waits`: what is waited for beside the nodes."""
+def status(job: Job, term: int, desk: Desk, waits: str = "", agents: AgentsHere | None = None) -> dict[str, Any]:
+    """`waits`: what is waited for beside the nodes. `agents`: those of this machine."""
     run, nodes = desk.state.run, desk.state.nodes
     steps = desk.steps
     return {
@@ -37,15 +38,19 @@ def status(job: Job, term: int, desk: Desk, waits: str = "") -> dict[str, Any]:
         "attempt": run.attempt, "step": max(run.attempt_step, min(steps.values(), default=-1), run.best_step),
         "paused": run.paused, "phase": "step" if run.stage == RUNNING else "init", "reason": run.reason,
         "stopping": run.stopping, "log": str(desk.trouble or ""), "waits": waits,
-        "nodes": [_node(name, node, run, steps.get(name, -1)) for name, node in sorted(nodes.items())],
+        "nodes": [_node(name, node, run, steps.get(name, -1), agents) for name, node in sorted(nodes.items())],
     }
 
 
-def _node(name: str, node: Node, run: Run, step: int) -> dict[str, Any]:
+def _node(name: str, node: Node, run: Run, step: int, agents: AgentsHere | None) -> dict[str, Any]:
     member = node.slot >= 0 and node.attempt == run.attempt and run.stage not in (WAITING, BEGINNING)
     ranks = list(ranks_of(node.slot, run.setup.procs)) if member else []
     word = f"{_word(node, member)}, suspect" if node.suspect else _word(node, member)
-    return {"node": name, "host": node.host, "state": word, "ranks": ranks, "step": step}
+    return {
+        "node": name, "host": node.host, "state": word, "ranks": ranks, "step": step,
+        "restarts": agents.tries(name) if agents is not None else 0,
+        "given_up": agents is not None and name in agents.given_up(),
+    }
 
 
 def _word(node: Node, member: bool) -> str:

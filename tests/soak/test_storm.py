@@ -92,7 +92,7 @@ def test_a_storm_without_spares_shrinks_and_grows_back(start: Start) -> None:
     assert quiet.end() == 0, quiet.said()
     run = start(*layout, settings=SMALLER)
     run.until_trained(1, 5)
-    storm = Storm(run, SEED, ("kill-agent", "lose-machine"))
+    storm = Storm(run, SEED, ("stop-agent-long", "lose-machine"))
     storm.rage(STORM_S, EVERY_S)
     assert run.end() == 0, run.said()
     told(run, storm)

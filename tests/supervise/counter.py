@@ -1,5 +1,5 @@
 """A world with no framework in it: every rank counts until there is a file `enough` in the run folder; rank 0 keeps
-the count there."""
+the count there. Who was started stands in the file `starts`: a line `attempt rank pid` each."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def main() -> int:
     beats = contract.Beats(place.socket, place.attempt, place.rank)
     control = contract.Control(place.control, sigterm=True)
     faults = Faults(place.faults)
+    with open(f"{place.run}/starts", "a") as starts:
+        starts.write(f"{place.attempt} {place.rank} {os.getpid()}\n")
     path = f"{place.run}/count"
     count = int(platform.read(path)) if platform.exists(path) else 0
     if not contract.wait_for_go(place, control, {"count": str(count)}):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -40,6 +41,10 @@ class Live:
             supervise=SuperviseConfig(grace_s=20.0, **supervise), **{**usual, **job},  # type: ignore[arg-type]
         )
         self.keeper = local.start(self.platform, self.job, self.job.env)
+        self._last_will = subprocess.Popen(
+            ("sh", "-c", f"cat; rm -rf {self.keeper.live.base}"), stdin=subprocess.PIPE, start_new_session=True
+        )
+        """Whose home is gone ends: when this process is killed, its run does not live on."""
 
     @property
     def home(self) -> str:
@@ -47,7 +52,7 @@ class Live:
 
     def status(self) -> dict[str, Any]:
         with suppress(CoordinatorGone):
-            return ask(self.platform, self.home, "status")
+            return ask(self.platform, self.home, "status", watching=True)
         return {}
 
     def until(self, ready: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
@@ -73,7 +78,8 @@ class Live:
             (self.folder / "enough").touch()
         end_ns = self.platform.boot_ns() + round(PATIENCE_S * 1e9)
         while (finish := local.finish_of(self.platform, self.keeper.live)) is None:
-            assert self.platform.boot_ns() < end_ns, f"{self.status()}\n{self.logs()}"
+            status = self.status()
+            assert self.platform.boot_ns() < end_ns, f"{status}\n{self.logs()}"
             self.platform.sleep(0.05)
         return finish
 
@@ -111,6 +117,10 @@ class Live:
             for process in self.processes(word):
                 with suppress(psutil.Error):
                     process.kill()
+        for started in self.keeper.started.values():
+            started.wait(10)
+        self._last_will.kill()
+        self._last_will.communicate()
         local.clean(self.platform, self.keeper.live)
 
 

@@ -17,7 +17,15 @@ from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.slots import RECORD, Slot, memory_folder, render
 from packtrain.core.holder import hold
 from packtrain.core.platform import LocalPlatform
-from packtrain.core.records import AttemptBegan, AttemptEnded, CoordinatorBegan, NodeLost, RunFinished, WorldChosen
+from packtrain.core.records import (
+    AgentStarted,
+    AttemptBegan,
+    AttemptEnded,
+    CoordinatorBegan,
+    NodeLost,
+    RunFinished,
+    WorldChosen,
+)
 from packtrain.monitor.report import gather
 from packtrain.supervise import local
 from packtrain.supervise.console import ask
@@ -44,9 +52,19 @@ def at_work(status: dict[str, Any]) -> list[str]:
     return sorted(ranks, key=lambda name: ranks[name])
 
 
+def state_of(status: dict[str, Any], name: str) -> str:
+    return next((str(node["state"]) for node in status.get("nodes", []) if node["node"] == name), "")
+
+
+def restarts(status: dict[str, Any]) -> dict[str, int]:
+    """Node -> how often its agent was started again, where it was."""
+    return {node["node"]: node["restarts"] for node in status.get("nodes", []) if node["restarts"]}
+
+
 def test_a_run_of_two_nodes_is_healed_and_ends(tmp_path: pathlib.Path) -> None:
-    """A killed rank begins another attempt on the same nodes; a killed coordinator touches no worker; a killed agent
-    is replaced by the spare; the run ends with 0, and its records tell all of it."""
+    """A killed rank begins another attempt on the same nodes; a killed coordinator touches no worker; a node that is
+    stopped is replaced by the spare, and when it goes on, and when its agent was killed, is a spare itself; the run
+    ends with 0, and its records tell all of it."""
     with live(tmp_path / "run", spares=1, node_silent_s=2.0, node_lost_s=3.0) as run:
         first, second = at_work(run.step(1, 3))
         (spare,) = {"n0", "n1", "n2"} - {first, second}
@@ -58,15 +76,22 @@ def test_a_run_of_two_nodes_is_healed_and_ends(tmp_path: pathlib.Path) -> None:
         run.keeper.coordinator()
         status = run.step(2, 30)
         assert run.workers() == before and status["term"] == 2
-        run.kill(run.keeper.live.agents[first])
+        agent = run.keeper.live.agents[first]
+        for pid in (run.workers()[0], agent):
+            os.kill(pid, signal.SIGSTOP)
         assert at_work(run.step(3, 50)) == [spare, second]
-        assert run.finish() == local.Finish(exit_code=0, reason="done")
+        os.kill(agent, signal.SIGCONT)
+        run.until(lambda status: state_of(status, first) == "spare")
+        run.kill(agent)
+        run.until(lambda status: restarts(status) == {first: 1} and state_of(status, first) == "spare")
+        assert run.finish() == local.Finish(exit_code=0, reason="done", term=2)
     began, ended = records(run.folder, AttemptBegan), records(run.folder, AttemptEnded)
     assert [one.attempt for one in began] == [one.attempt for one in ended] == [1, 2, 3]
     assert [one.exit_code for one in ended] == [-9, -9, 0] and "SIGKILL" in ended[0].reason
     assert [one.term for one in records(run.folder, CoordinatorBegan)] == [1, 2]
     assert [one.nodes for one in records(run.folder, WorldChosen)] == [[first, second]] * 2 + [[spare, second]]
     assert records(run.folder, NodeLost)[0].node == first and records(run.folder, RunFinished)[0].exit_code == 0
+    assert [(one.node, one.tries) for one in records(run.folder, AgentStarted)] == [(first, 1)]
     assert [one.attempt for one in gather(LocalPlatform(), str(run.folder)).facts.attempts] == [1, 2, 3]
     assert log(run.folder).term() == 2
 

@@ -29,14 +29,13 @@ from packtrain.core.records import (
     StacksTaken,
 )
 from packtrain.monitor.report import report
-from packtrain.supervise import local
 from tests.supervise.live import HERE, ROOT, Live, live
 from tests.supervise.runs import expected, records, saved_state
 
 # Coordinators and agents outlive on purpose whoever started them, so nobody waits for them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 CARRIER = (sys.executable, "-P", "-m", "packtrain.checkpoint.carrier")
-DONE = local.Finish(exit_code=0, reason="done")
+DONE = "done"
 
 
 def reasons(folder: pathlib.Path) -> list[str]:
@@ -50,7 +49,7 @@ def test_a_run_that_does_not_allow_it_is_not_broken(tmp_path: pathlib.Path) -> N
         run.step(1, 2)
         with pytest.raises(FaultsForbidden):
             run.broken("kill")
-        assert run.finish() == DONE
+        assert run.finish().reason == DONE
     assert not records(run.folder, FaultInjected) and len(records(run.folder, AttemptBegan)) == 1
 
 
@@ -69,7 +68,7 @@ def test_a_run_is_broken_again_and_again_and_ends_well(tmp_path: pathlib.Path) -
         run.step(3, 20)
         run.broken("kill-agent")
         run.step(4, 25)
-        assert run.finish() == DONE
+        assert run.finish().reason == DONE
     first, second, third, last = reasons(run.folder)
     assert "SIGKILL" in first and "MemoryError" in second and "n" in third and last == "done"
     assert [one.fault for one in records(run.folder, FaultInjected)] == [
@@ -94,7 +93,7 @@ def test_a_worker_is_broken(tmp_path: pathlib.Path, fault: str, reason: str) -> 
         run.step(1, 3)
         run.broken(fault)
         run.step(2, 10)
-        assert run.finish() == DONE
+        assert run.finish().reason == DONE
     assert reason in reasons(run.folder)[0]
     if fault == "hang":
         stacks = {one.rank: one.text for one in records(run.folder, StacksTaken)}
@@ -122,7 +121,7 @@ def test_a_link_is_broken(tmp_path: pathlib.Path, fault: str, lost: int) -> None
         run.step(1 + lost, 60)
         if lost:
             run.until(lambda status: all(node["state"] in ("running", "spare") for node in status["nodes"]))
-        assert run.finish() == DONE
+        assert run.finish().reason == DONE
     assert len(records(run.folder, NodeLost)) == lost == len(records(run.folder, NodeBack))
     assert len(records(run.folder, AttemptBegan)) == 1 + lost
 
@@ -137,7 +136,7 @@ def test_a_straggler_is_replaced(tmp_path: pathlib.Path) -> None:
         slow = said.rpartition(" on ")[2].partition(",")[0]
         status = run.step(2, 3)
         assert next(node for node in status["nodes"] if node["node"] == slow)["state"] == "spare"
-        assert run.finish() == DONE
+        assert run.finish().reason == DONE
     assert "is slow" in reasons(run.folder)[0]
 
 
@@ -177,7 +176,7 @@ def test_what_saves_is_broken(
     with saving(tmp_path / "run", 120, carrier_overdue_s=60.0) as run:
         run.step(1, 25)
         run.broken(fault, seconds=seconds)
-        assert run.finish() == DONE, reasons(run.folder)
+        assert run.finish().reason == DONE, reasons(run.folder)
     assert seen(run.folder), warnings(run.folder)
     assert len(records(run.folder, AttemptBegan)) == 1 and saved_state(run.folder) == expected(120)
 
@@ -190,7 +189,7 @@ def test_the_newest_checkpoint_is_broken(tmp_path: pathlib.Path, fault: str) -> 
         run.step(1, 25)
         run.broken(fault)
         run.broken("kill")
-        assert run.finish() == DONE, reasons(run.folder)
+        assert run.finish().reason == DONE, reasons(run.folder)
     assert "checkpoint.damaged" in warnings(run.folder)
     assert saved_state(run.folder) == expected(400) and not records(run.folder, FaultMissed)
 
@@ -202,7 +201,7 @@ def test_a_checkpoint_that_is_not_there_is_missed(tmp_path: pathlib.Path) -> Non
         run.step(1, 2)
         run.broken("delete")
         run.step(1, 20)
-        assert run.finish() == DONE
+        assert run.finish().reason == DONE
     (missed,) = records(run.folder, FaultMissed)
     assert missed.why == "there is no checkpoint yet"
     assert records(run.folder, RunFinished)[0].exit_code == 0
