@@ -2,7 +2,7 @@
 
 A fold over the journal: `Incidents.take` is given each entry once. Faults that somebody injected say when they struck;
 of all others only the first word about them is known. Ends that were asked for are no incidents. Where several faults
-are open at once, an end of the attempt is what came of all of them.
+that can end an attempt struck the same one, its end is what came of all of them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ from packtrain.core.records import (
 )
 from packtrain.core.units import NS, duration_text
 
-CARRIER, COORDINATOR, STEP, WORLD = "carrier", "coordinator", "step", "world"
-PARTS = {"kill-carrier": CARRIER, "kill-coordinator": COORDINATOR, "nan": STEP}
-"""What a fault breaks; all that is not here breaks an attempt, or nothing."""
+CARRIER, COORDINATOR, STEP, DISK, LATER, WORLD = "carrier", "coordinator", "step", "disk", "later", "world"
+PARTS = {
+    "kill-carrier": CARRIER, "kill-coordinator": COORDINATOR, "nan": STEP, "disk-full": DISK, "disk-read-only": DISK,
+    "disk-stall": DISK, "corrupt": LATER, "delete": LATER, "slow": LATER, "flap": LATER,
+}
+"""What a fault breaks; what is not here breaks an attempt. LATER: nothing by itself."""
 FAULTS = {
     "kill": "a worker is killed", "stop": "a worker is frozen", "segfault": "a worker crashes",
     "hang": "a worker hangs", "slow": "a worker is slow", "oom": "a worker runs out of memory",
@@ -64,6 +67,8 @@ class Incident:
     """The first word of it."""
     healed: Entry | None = None
     """Training went on, saves were published again, or another coordinator led."""
+    during: int = 0
+    """The attempt that ran when it was first told of."""
     attempt: int = 0
     """Which one ended of it; 0: none."""
     remedy: str = ""
@@ -128,12 +133,13 @@ class Incidents:
                 self._writers[entry.writer] = record.attempt
             case StepDone():
                 self._stepped(entry)
-            case SaveDone() if record.commit:
+            case SaveDone():
                 self._saved(entry, record)
             case _ if isinstance(record, SIGNS):
                 self._notice(entry)
 
     def _open(self, incident: Incident) -> Incident:
+        incident.during = self._attempt
         self.all.append(incident)
         return incident
 
@@ -181,7 +187,7 @@ class Incidents:
     def _ended(self, entry: Entry, record: AttemptEnded) -> None:
         if self._told_to_end or record.exit_code == EXIT_DONE:
             return
-        open_ = [one for one in self._unhealed(WORLD) if not one.attempt]
+        open_ = [one for one in self._unhealed(WORLD) if one.during == record.attempt]
         for one in open_ or [self._open(Incident(record.reason))]:
             one.found = one.found or entry
             one.attempt = record.attempt
@@ -195,9 +201,19 @@ class Incidents:
                 one.remedy = f"attempt {attempt}{nodes}, {self._from}"
 
     def _saved(self, entry: Entry, record: SaveDone) -> None:
-        for one in self._unhealed(CARRIER):
+        for one in self._unhealed(DISK):
+            one.found = one.found or (None if record.commit else entry)
+            if record.commit and self._is_over(one, entry):
+                one.healed, one.remedy = entry, f"step {record.step} was saved; no worker was touched"
+        for one in self._unhealed(CARRIER) if record.commit else ():
             if one.found is not None and entry.ns > one.found.ns:
                 one.healed, one.remedy = entry, f"another carrier: step {record.step} was saved; no worker was touched"
+
+    def _is_over(self, one: Incident, entry: Entry) -> bool:
+        """Whether what lasts so long is over."""
+        fault = one.struck.record if one.struck is not None else None
+        lasts_ns = round(fault.seconds * NS) if isinstance(fault, FaultInjected) else 0
+        return one.struck is not None and entry.ns > one.struck.ns + lasts_ns
 
 
 def _whom(one: Incident) -> tuple[str, str, int] | None:
@@ -237,7 +253,7 @@ def sentence(one: Incident) -> Iterator[str]:
     """What is known of its course, in order."""
     if one.found_s is not None:
         yield f"found after {duration_text(one.found_s)}"
-    elif one.found is None and not one.missed:
+    elif one.found is None and one.healed is None and not one.missed:
         yield "nothing came of it"
     if one.healed_s is not None:
         yield f"healed after {duration_text(one.healed_s)}"

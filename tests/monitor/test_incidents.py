@@ -148,7 +148,25 @@ def test_faults_that_overlap_are_healed_together() -> None:
     """One end of an attempt is what came of both, and each counts from its own moment."""
     second = (10.2, fault("stop", "n0", 0), "f")
     both = fold(said(*FIRST, KILLED[0], second, *KILLED[1:]))
-    assert [one.healed_s for one in both] == [4.0, 3.8] and len({one.remedy for one in both}) == 1
+    assert [round(one.healed_s or 0, 6) for one in both] == [4.0, 3.8] and len({one.remedy for one in both}) == 1
+
+
+def test_what_ends_no_attempt_is_not_told_to_have_ended_one() -> None:
+    """A worker that was slow, and one that was killed in the attempt before, have nothing to do with a later end."""
+    slow, before, killed = fold(said(
+        (0.0, began(0)), (0.5, fault("slow", "n0", 0)), (0.6, fault("kill", "n9", 9)), *FIRST, *KILLED
+    ))
+    assert slow.found is None and before.found is None and killed.healed_s == 4.0
+
+
+def test_a_disk_is_healed_by_the_first_save_after_it() -> None:
+    """A save that failed is the first word of it; one that was published while it lasted says nothing."""
+    failed = SaveDone(step=60, commit=0, bytes=1, stall_s=0.0, write_s=0.0, error="no space")
+    full = (10.0, fault("disk-full", "n1", seconds=10.0), "f")
+    (one,) = fold(said(*FIRST, full, (12.0, failed, "t1"), (15.0, save(61), "t1"), (21.0, save(80), "t1")))
+    assert (one.found_s, one.healed_s) == (2.0, 11.0)
+    (quiet,) = fold(said(*FIRST, full, (21.0, save(80), "t1")))
+    assert list(lines([quiet]))[2] == "    healed after 11s, step 80 was saved; no worker was touched"
 
 
 def test_clocks_of_two_boots_are_not_compared() -> None:
