@@ -117,6 +117,17 @@ class CommitLog:
         number = self.head()
         return self._must_read(number).term if number else 0
 
+    def last_term(self) -> Commit | None:
+        """The record by which the highest term was taken; None: nobody has led by one. It is the first that carries its
+        term, so bisection finds it."""
+        head = self.head()
+        highest = self._must_read(head).term if head else 0
+        low, high = 0, head  # the term of `low` is lower, that of `high` is not
+        while highest and high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._must_read(middle).term == highest else (middle, high)
+        return self._must_read(high) if highest else None
+
     def begun(self) -> Commit | None:
         """The record that began the last attempt; None for an empty log."""
         return next((commit for commit in self.follow(self.head()) if commit.kind == "begin"), None)
@@ -202,10 +213,11 @@ class CommitLog:
 
         return self._append(decide, term)
 
-    def take_term(self, node: str, place: str) -> Commit:
+    def take_term(self, node: str, place: str, after: int | None = None) -> Commit:
         """Lead from here on: coordinators of lower terms begin nothing any more. `place`: folder of its decisions.
+        `after`: only where nobody has taken a higher term than this one.
 
-        Raises RunMoved where the log is closed.
+        Raises RunMoved where the log is closed, TermLost.
         """
 
         def decide(last: Commit | None, nonce: str) -> Commit:
@@ -215,7 +227,7 @@ class CommitLog:
                 nonce=nonce, node=node, place=place,
             )
 
-        return self._append(decide)
+        return self._append(decide, after)
 
     def publish(self, attempt: int, step: int, digest: str, folder: str, place: str = "") -> Commit:
         """Publish a checkpoint whose files and folder are durable. Returns the record, durable too.

@@ -437,6 +437,12 @@ class TermLost(AgainError):
     name = "run.term_lost"
 
 
+class LogMoved(AgainError):
+    """A warning: the coordinator's log could not be written where it was, and goes on in its second place."""
+
+    name = "run.log_moved"
+
+
 class CoordinatorGone(AgainError):
     """Whoever decides for a run does not answer; agents and workers go on without it."""
 

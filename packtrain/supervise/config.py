@@ -56,6 +56,9 @@ class SuperviseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Nodes that came back must stay for this long before a smaller world stops at its next save to take them in."""
     replace_stragglers: bool = False
     """Stop and go on with a spare when a node takes much longer for its steps than the others; otherwise it is told."""
+    second_log: str = ""
+    """An absolute folder on another disk, where the coordinator's log goes on when its home cannot be written for ten
+    seconds. Empty: then nothing is decided until it can be written again, and the attempt runs on."""
     allow_faults: bool = False
 
     def __post_init__(self) -> None:
@@ -73,6 +76,11 @@ class SuperviseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise Contradiction(
                 "a carrier is asked once a second, and may be busy", where="supervise.carrier_overdue_s",
                 fix=f"set it to {CARRIER_OVERDUE_S_MIN:g} s or more",
+            )
+        if self.second_log and not self.second_log.startswith("/"):
+            raise Contradiction(
+                f"{self.second_log!r} is another folder for each process", where="supervise.second_log",
+                fix="give an absolute path, on another disk than that of sockets (XDG_RUNTIME_DIR or /tmp)",
             )
         if self.progress_s and not self.progress_s > FIRST_BEAT_FACTOR * self.beat_overdue_s:
             raise Contradiction(

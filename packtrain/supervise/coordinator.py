@@ -16,7 +16,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -74,6 +74,8 @@ from packtrain.supervise.hosts import Hosts
 from packtrain.supervise.job import Job, read_job
 from packtrain.supervise.keys import Address, write_address
 from packtrain.supervise.link import Arrived, Listener
+from packtrain.supervise.log_homes import Lead, Moves, place_of, places_of
+from packtrain.supervise.log_homes import moved as log_moved
 from packtrain.supervise.messages import FromCoordinator, Pulse
 from packtrain.supervise.mirrors import shortfall
 from packtrain.supervise.operator import Operator, refused
@@ -88,7 +90,6 @@ LEAD_NS = 2 * NS
 """How often it is asked whether another coordinator leads."""
 WATCHED_NS = 10 * NS
 """Whoever watches the run asks each second, and puts away what it leaves; after so long without, nobody does."""
-DECISIONS = "decisions"
 EVERYWHERE = ("0.0.0.0", "*")
 """Hosts that mean every address of a machine."""
 ANSWER_BYTES_MAX = 1 << 20
@@ -109,24 +110,37 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
+class _BeginAgain(Exception):
+    """The log has moved: another coordinator goes on from it, in this process."""
+
+    def __init__(self, lead: Lead, words: list[Asked]) -> None:
+        super().__init__(lead)
+        self.lead, self.words = lead, words
+
+
 class Coordinator:
     """One, from its term to its end. Raises what the module says under "Fails".
 
     `agents`: those of this machine, to be started again; None: they live elsewhere. `host`: how agents reach this
-    machine, where that is not what `link` says. `by`: who started it, for the journal.
+    machine, where that is not what `link` says. `by`: who started it, for the journal. `moved`: the term that was taken
+    when the log went to another place.
     """
 
     def __init__(
         self, job: Job, platform: Platform, home: str, link: Link, agents: AgentsHere | None = None, host: str = "",
-        by: str = "",
+        by: str = "", moved: Lead | None = None,
     ) -> None:
         self._job, self._platform, self._home, self._link = job, platform, home, link
         self._log = CommitLog(platform, f"{job.run_folder}/commits")
         self._log.probe()
-        decisions = f"{home}/{DECISIONS}"
-        self._decisions = Decisions(platform, decisions)
+        places = places_of(job, home)
+        place = moved.place if moved is not None else place_of(self._log, places)
+        self._decisions = Decisions(platform, place)
         state = self._decisions.replay()
-        self._term = self._log.take_term(platform.node(), decisions).term
+        self._lead = moved or Lead(place, self._log.take_term(platform.node(), place).term)
+        self._term = self._lead.term
+        self._moved = moved
+        self._moves = Moves(platform, self._log, self._decisions, places, self._lead)
         self._clock = WatchedClock(state.ns, platform.boot_ns())
         self._desk = Desk(state, self._term, self._decisions, self._clock.ns)
         self._beginnings = Beginnings(platform, job, self._log, self._term)
@@ -159,8 +173,10 @@ class Coordinator:
         write_address(self._platform, self._home, msgspec.structs.replace(at, address=reached, term=self._term))
         if self._log.last() is None:
             self._journal.write(RunCreated(run=self._job.name, spec=self._job.spec, version=self._job.version), True)
-        began = CoordinatorBegan(term=self._term, log=f"{self._home}/{DECISIONS}", by=self._by)
+        began = CoordinatorBegan(term=self._term, log=self._lead.place, by=self._by)
         self._journal.write(began, durable=True)
+        if self._moved is not None:
+            self._warn(log_moved(self._moved))
         for entry in self._arrived():
             self._remember(entry)
         point, last = self._log.restore_point(), self._log.last()
@@ -205,6 +221,9 @@ class Coordinator:
         for node, message in self._desk.due(self._platform.boot_ns()):
             if node in self._peers:
                 self._link.send(self._peers[node], message)
+        lead = self._moves.look(ns, self._desk.trouble, self._desk.state)
+        if lead is not None:
+            raise _BeginAgain(lead, self._desk.words)
 
     def _require_lead(self, ns: int) -> None:
         """Agents that obey another coordinator do not speak to this one any more, so it looks for itself."""
@@ -313,7 +332,8 @@ class Coordinator:
     def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if request.get("op") == "status":
             self._watched_ns = self._platform.boot_ns() if request.get("watching") else self._watched_ns
-            return status(self._job, self._term, self._desk, self._waits.text, self._agents)
+            elsewhere = self._lead.place if self._lead.place == self._job.second_log else ""
+            return status(self._job, self._term, self._desk, self._waits.text, self._agents, elsewhere)
         if request.get("op") == "break":
             return self._break(request)
         word = _word(request, Asked, "asked", self._clock.ns)
@@ -343,13 +363,20 @@ class Coordinator:
     def _say_goodbye(self, finish: Finish) -> None:
         if finish.exit_code == EXIT_DONE:
             for told in shortfall(self._platform, self._job.run_folder, self._job.checkpoint):
-                self._journal.write(ErrorSeen(
-                    severity="warning", name=told.name, what=told.what, where=told.where, fix=told.fix
-                ), durable=True)
+                self._warn(told)
         self._journal.write(RunFinished(
             exit_code=finish.exit_code, reason=finish.reason, error=finish.error
         ), durable=True)
         write_finish(self._platform, self._home, finish, self._term)
+
+    def _warn(self, error: PacktrainError) -> None:
+        seen = ErrorSeen(severity="warning", name=error.name, what=error.what, where=error.where, fix=error.fix)
+        self._journal.write(seen, durable=True)
+
+    def hear(self, words: Iterable[Asked]) -> None:
+        """What persons said to the coordinator before this one, and nobody has written down."""
+        for word in words:
+            self._desk.happened(msgspec.structs.replace(word, ns=self._clock.ns))
 
     def close(self, leads: bool = True) -> None:
         """`leads`: otherwise another coordinator may have taken its place, in its home."""
@@ -400,27 +427,35 @@ def coordinate(job: Job, platform: Platform, home: str, given: argparse.Namespac
         agents = AgentsHere(platform, job.run_folder, home, os.environ) if given.local else None
         link = Listener(platform, home, given.listen)
         try:
-            coordinator = Coordinator(job, platform, home, link, agents, given.host, given.by)
-            finish = _led(coordinator)
+            finish, watched = lead(
+                lambda moved: Coordinator(job, platform, home, link, agents, given.host, given.by, moved)
+            )
         finally:
             link.close()
         live = agents.live if agents is not None else None
-        if live is not None and not coordinator.watched:
+        if live is not None and not watched:
             local.clean(platform, live)  # under the lock: a new run may live in the same place
         return finish
     finally:
         lock.release()
 
 
-def _led(coordinator: Coordinator) -> Finish:
-    leads = True
-    try:
-        return coordinator.run()
-    except TermLost:
-        leads = False
-        raise
-    finally:
-        coordinator.close(leads)
+def lead(begin: Callable[[Lead | None], Coordinator]) -> tuple[Finish, bool]:
+    """How the run ended, and whether somebody stays with it. A log that moves is gone on with by another Coordinator.
+    """
+    moved, words = None, list[Asked]()
+    while True:
+        coordinator, leads = begin(moved), True
+        coordinator.hear(words)
+        try:
+            return coordinator.run(), coordinator.watched
+        except _BeginAgain as again:
+            moved, words = again.lead, again.words
+        except TermLost:
+            leads = False
+            raise
+        finally:
+            coordinator.close(leads)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

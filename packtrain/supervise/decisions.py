@@ -10,6 +10,7 @@ DecisionsDamaged: what was decided cannot be known, and nobody guesses.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ class Decisions:
     def __init__(self, platform: Platform, folder: str) -> None:
         self._platform, self._folder = platform, folder
         self._file: File | None = None
+        self._shut = False
         self._n = self._written = 0
 
     def replay(self) -> State:
@@ -69,6 +71,8 @@ class Decisions:
 
     def append(self, records: Sequence[AnyRecord], state: State) -> None:
         """`state`: after `records`."""
+        if self._shut:
+            raise OSError(errno.EROFS, "it goes on in another place", self._folder)
         if self._file is None or self._written > SEGMENT_BYTES:
             self._begin_segment(state)
             return
@@ -77,6 +81,17 @@ class Decisions:
         except OSError:
             self.close()
             raise
+
+    def begin(self, state: State) -> None:
+        """Go on from `state`, whatever lies here: the newest segment counts, and this is it. Raises OSError."""
+        self._platform.mkdir(self._folder, 0o700)
+        self._platform.fsync_dir(os.path.dirname(self._folder))
+        self._begin_segment(state)
+
+    def shut(self) -> None:
+        """Nothing is appended here any more."""
+        self._shut = True
+        self.close()
 
     def _write(self, file: File, line: Line) -> None:
         data = render(line)

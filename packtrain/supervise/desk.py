@@ -12,7 +12,7 @@ from typing import Protocol
 
 from packtrain.supervise.delivery import NodeSide
 from packtrain.supervise.detect import Pace, Silence
-from packtrain.supervise.events import AnyEvent, Finish, FromNode, Joined, Tick
+from packtrain.supervise.events import AnyEvent, Asked, Finish, FromNode, Joined, Tick
 from packtrain.supervise.messages import AskCarrier, Did, Edge, FromAgent, FromCoordinator, Hello, Outdated, Pulse
 from packtrain.supervise.policy import decide
 from packtrain.supervise.state import FINISHED, RUNNING, AnyRecord, Consumed, Issued, State, evolve
@@ -167,6 +167,11 @@ class Desk:
             self._carriers |= {issued.id} if isinstance(issued.action, AskCarrier) else set()
         else:
             self._own.append(issued)
+
+    @property
+    def words(self) -> list[Asked]:
+        """What persons asked for and is not in the log yet: nobody says it again."""
+        return [event for event in self._events if isinstance(event, Asked)]
 
     # --- out ---
 

@@ -43,6 +43,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Number of nodes -> mesh, for the worlds that this run may shrink to."""
     plain: bool = False
     """Any program, not train/: what it does not say is not waited for."""
+    second_log: str = ""
+    """Folder of this start's own, where the coordinator's log goes on when its home cannot be written; empty: none."""
     preload: tuple[str, ...] = ()
     """Modules that a standby imports before it is needed; empty: no standby."""
 

@@ -17,12 +17,12 @@ from contextlib import suppress
 
 import msgspec
 
-from packtrain.core.errors import RunUnusable
+from packtrain.core.errors import PacktrainError, RunUnusable
 from packtrain.core.pinned import KEY_FILE, make_pinned
 from packtrain.core.platform import Platform, Process
 from packtrain.core.units import NS
 from packtrain.supervise.console import FINISH, OPERATOR
-from packtrain.supervise.job import Job, run_id, write_job
+from packtrain.supervise.job import Job, read_job, run_id, write_job
 from packtrain.supervise.keys import ADDRESS, allow, make_keys
 from packtrain.supervise.sockets import LONGEST_NAME, PATH_BYTES_MAX, is_ours
 
@@ -151,7 +151,7 @@ def start(platform: Platform, job: Job, env: Mapping[str, str]) -> Keeper:
             platform.mkdir(f"{base}/{name}", 0o700)
     except OSError as error:
         raise unusable(error, base) from error
-    write_job(platform, f"{base}/job.json", job)
+    write_job(platform, f"{base}/job.json", msgspec.structs.replace(job, second_log=_second_log(platform, job)))
     make_keys(platform, f"{base}/c")
     make_pinned(platform, f"{base}/c/{KEY_FILE}")
     pinned = platform.read(f"{base}/c/{KEY_FILE}")
@@ -162,6 +162,12 @@ def start(platform: Platform, job: Job, env: Mapping[str, str]) -> Keeper:
     keeper.coordinator()
     keeper.agents(names)
     return keeper
+
+
+def _second_log(platform: Platform, job: Job) -> str:
+    """Of this start alone: what an earlier one left there is of another run, or of one that is over."""
+    folder = job.supervise.second_log
+    return f"{folder}/{run_id(job.run_folder)}-{platform.token(6)}" if folder else ""
 
 
 def _write(platform: Platform, live: Live) -> None:
@@ -181,6 +187,9 @@ def clean(platform: Platform, live: Live) -> None:
         platform.sleep(0.05)
     with suppress(OSError):
         platform.unlink(f"{live.run_folder}/{LIVE}")
+    with suppress(PacktrainError):
+        second = read_job(platform, f"{live.base}/job.json").second_log
+        _remove(platform, second) if second else None
     _remove(platform, live.base)
 
 

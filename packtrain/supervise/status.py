@@ -29,15 +29,18 @@ WORDS = {
 }
 
 
-def status(job: Job, term: int, desk: Desk, waits: str = "", agents: AgentsHere | None = None) -> dict[str, Any]:
-    """`waits`: what is waited for beside the nodes. `agents`: those of this machine."""
+def status(
+    job: Job, term: int, desk: Desk, waits: str = "", agents: AgentsHere | None = None, elsewhere: str = ""
+) -> dict[str, Any]:
+    """`waits`: what is waited for beside the nodes. `agents`: those of this machine. `elsewhere`: where the log is, if
+    not in its first place."""
     run, nodes = desk.state.run, desk.state.nodes
     steps = desk.steps
     return {
         "ok": True, "run": job.name, "term": term, "state": WORDS[run.stage], "stage": run.stage,
         "attempt": run.attempt, "step": max(run.attempt_step, min(steps.values(), default=-1), run.best_step),
         "paused": run.paused, "phase": "step" if run.stage == RUNNING else "init", "reason": run.reason,
-        "stopping": run.stopping, "log": str(desk.trouble or ""), "waits": waits,
+        "stopping": run.stopping, "log": _log(desk, elsewhere), "waits": waits,
         "nodes": [_node(name, node, run, steps.get(name, -1), agents) for name, node in sorted(nodes.items())],
     }
 
@@ -63,3 +66,9 @@ def _word(node: Node, member: bool) -> str:
     if node.draining:
         return "draining"
     return "running" if member else "ending" if node.attempt else "spare"
+
+
+def _log(desk: Desk, elsewhere: str) -> str:
+    if desk.trouble is not None:
+        return f"decides nothing, its log cannot be written: {desk.trouble}"
+    return f"its log is in its second place, {elsewhere}" if elsewhere else ""
