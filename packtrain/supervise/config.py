@@ -108,6 +108,8 @@ class SuperviseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         beats = [Rung("beat_overdue_s", self.beat_overdue_s, "no beats: the worker is taken for dead"), first]
         if self.progress_s:
             beats.append(Rung("progress_s", self.progress_s, "beats but no step: the attempt ends"))
+        waits = Rung("nobody_s", self.nobody_s, "too few nodes for any world: the run ends")
+        stopped = Rung("stopped_s", self.stopped_s, "a program was stopped: the attempt ends")
         return [
             [
                 Rung("node_silent_s", self.node_silent_s, "an agent is silent: nothing waits for its node"),
@@ -115,4 +117,7 @@ class SuperviseConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             ],
             beats,
             [first, Rung("go_s", self.go_s, "a rank is not ready to begin: the attempt ends")],
+            [Rung("nodes_s", self.nodes_s, "nodes are missing: a smaller world begins"), waits],
+            [Rung("replace_s", self.replace_s, "the same once the run has begun"), waits],
+            *([[stopped, beats[-1]]] if self.stopped_s and self.progress_s else []),
         ]

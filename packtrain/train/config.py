@@ -8,6 +8,8 @@ import msgspec
 
 from packtrain.core.errors import Contradiction, LayoutError
 
+GRACE_SHARE = 0.8
+"""Part of the grace that a last save may take; the rest is for ending."""
 MESH_AXES = ("replica", "fsdp", "tensor", "context", "expert", "stage")
 
 

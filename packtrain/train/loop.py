@@ -29,6 +29,7 @@ from packtrain.core.records import GuardVerdict, PhaseTotals, StepDone, TrainerS
 from packtrain.core.units import NS
 from packtrain.data.loader import Batch
 from packtrain.train.cadence import Cadence
+from packtrain.train.config import GRACE_SHARE
 from packtrain.train.flops import step_flops
 from packtrain.train.guard import Verdict
 from packtrain.train.heldout import HeldOut, bits_per_byte
@@ -43,8 +44,6 @@ from packtrain.train.step import Command, Out, Step, place_batch
 PHASES_NS = 10 * NS
 """How often the totals per phase go to the journal."""
 PAUSE_POLL_S = 0.2
-GRACE_SHARE = 0.8
-"""Part of the grace that a last save may take; the rest is for ending."""
 REASONS: dict[Verdict, Literal["non_finite", "spike", "copies_differ"]] = {
     Verdict.NON_FINITE: "non_finite", Verdict.SPIKE: "spike", Verdict.COPIES_DIFFER: "copies_differ",
 }

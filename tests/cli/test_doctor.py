@@ -183,6 +183,19 @@ def test_the_ladder_of_limits_is_printed() -> None:
     assert "60 s beat_overdue_s" in lines[1] and lines[1].index("beat_overdue_s") < lines[1].index("progress_s")
 
 
+def test_saves_stand_in_the_ladder() -> None:
+    """What a last save may take lies within the grace; a deadline that a carrier would not live to see is a warning
+    with both ways out."""
+    last, patience = limits.save_limits(SuperviseConfig(grace_s=50), CheckpointConfig(deadline_s=300))
+    assert last.found.startswith("40 s the last save (") and " < 50 s grace_s (" in last.found
+    assert (last.verdict, patience.verdict) == (OK, OK) and "300 s checkpoint.deadline_s" in patience.found
+    last, patience = limits.save_limits(SuperviseConfig(), CheckpointConfig(deadline_s=301))
+    assert (last.verdict, patience.verdict) == (OK, WARN)
+    assert "carrier_overdue_s" in patience.fix and "checkpoint.deadline_s" in patience.fix
+    last, _ = limits.save_limits(SuperviseConfig(), CheckpointConfig(deadline_s=7))
+    assert last.found.startswith("7 s the last save")
+
+
 def test_a_run_whose_limits_cannot_be_read_is_told(tmp_path: pathlib.Path) -> None:
     """A spec with limits that are out of order is a FAIL with what to raise."""
     (tmp_path / "spec").mkdir()

@@ -77,7 +77,10 @@ def test_a_straggler_at_70_percent(step_s: float, slow: bool) -> None:
 def test_the_ladder_is_checked() -> None:
     """A limit that is not over before the one around it is refused, and the message names both."""
     assert all(rungs for rungs in SuperviseConfig().ladder())
-    for wrong in ({"node_silent_s": 10.0}, {"go_s": 120.0}, {"progress_s": 100.0}, {"node_silent_s": 1.0}):
+    for wrong in (
+        {"node_silent_s": 10.0}, {"go_s": 120.0}, {"progress_s": 100.0}, {"node_silent_s": 1.0}, {"nobody_s": 600.0},
+        {"replace_s": 90_000.0}, {"stopped_s": 1800.0},
+    ):
         with pytest.raises(Contradiction, match="raise supervise"):
             try:
                 SuperviseConfig(**wrong)
