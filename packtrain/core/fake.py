@@ -57,6 +57,7 @@ from packtrain.core.fake_schedule import (
     explore,
     sample,
 )
+from packtrain.core.kernel_log import KernelLog
 from packtrain.core.platform import SOCKET_PATH_BYTES_MAX, File, Lock, Platform, Process
 from packtrain.core.units import NS
 
@@ -94,6 +95,24 @@ def _nothing() -> Any:
     return None
 
 
+class _FakeKernelLog(KernelLog):
+    """What is said from now on."""
+
+    def __init__(self, platform: FakePlatform) -> None:
+        self._platform, self._heard = platform, len(platform.kernel)
+
+    def read(self) -> list[str]:
+        return self._platform.step("kernel_log_read", "", self._new)
+
+    def _new(self) -> list[str]:
+        new = self._platform.kernel[self._heard :]
+        self._heard += len(new)
+        return new
+
+    def close(self) -> None:
+        return None
+
+
 class FakePlatform(Platform):
     """One process `name` on `disk`; processes of one name are on one node and share its boot.
 
@@ -112,6 +131,8 @@ class FakePlatform(Platform):
         self.dead = False
         self.children: list[FakeProcess] = []
         self.sockets: list[FakeSocket] = []
+        self.kernel: list[str] = []
+        """What its kernel has said."""
         self._chance = Chance(disk.seed, name, self.serial)
         self._boots = disk.boots.setdefault(name, 1)
         self._changes_ago = 0
@@ -403,6 +424,11 @@ class FakePlatform(Platform):
         else:
             child.start(program)
         return child
+
+    # --- the kernel ---
+
+    def kernel_log(self) -> KernelLog:
+        return self.step("kernel_log", "", lambda: _FakeKernelLog(self))
 
     # --- unix sockets ---
 

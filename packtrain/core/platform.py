@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 from packtrain.core.bulk import Crew, DirectImage, Image, Mapped, MappedFile, Threads
+from packtrain.core.kernel_log import KernelLog, Kmsg
 
 NODE_CHARS_MAX = 64
 SOCKET_PATH_BYTES_MAX = 107
@@ -184,6 +185,11 @@ class Platform(ABC):
         A command that cannot be started ends with 127 (not found) or 126, as from a shell, when it dies with its
         parent; otherwise OSError is raised here. Call from a thread that lives on: the tie is to the thread.
         """
+
+    # --- the kernel ---
+    @abstractmethod
+    def kernel_log(self) -> KernelLog:
+        """Its log from now on. Raises OSError where it may not be read."""
 
     # --- unix sockets ---
     @abstractmethod
@@ -435,6 +441,9 @@ class LocalPlatform(Platform):
             if log is not None:
                 log.close()
         return _LocalProcess(popen)
+
+    def kernel_log(self) -> KernelLog:
+        return Kmsg()
 
     def datagram_receiver(self, path: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

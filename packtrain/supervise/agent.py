@@ -32,6 +32,7 @@ from packtrain.supervise.breaking import Breaker
 from packtrain.supervise.delivery import LOST_NS, AgentSide
 from packtrain.supervise.errands import Errands
 from packtrain.supervise.job import Job, read_job, run_id
+from packtrain.supervise.kernel import KernelEar
 from packtrain.supervise.keys import Address, make_keys, read_address
 from packtrain.supervise.link import Caller
 from packtrain.supervise.local import Keeper, Live, finish_in
@@ -117,6 +118,7 @@ class Agent:
         self._standbys = Standbys(job, place.home, child_env(job, place), platform, processes)
         self.side = AgentSide(place.node, place.incarnation, _read_term(platform, place.home))
         self._term = self.side.term
+        self._kernel = KernelEar(platform, lambda event: self.side.happened(self._platform.boot_ns(), event))
         self._attempt: Attempt | None = None
         self._replaced: list[Attempt] = []
         """Killed for the sake of a later one, and not gone yet."""
@@ -154,6 +156,7 @@ class Agent:
                 self._obey(ns, do)
         self._hear(ns)
         self._errands.look(ns)
+        self._kernel.look(ns)
         self._look_at_attempts(ns, gap_ns)
         self._standbys.look(ns, self._quiet(ns))
         ours = [pid for attempt in self._attempts for pid in attempt.pids]
@@ -278,7 +281,7 @@ class Agent:
     def _start(self, ns: int, id: int, launch: Launch) -> None:
         self._attempt = Attempt(
             self._job, self._place, launch, self._platform, self._processes, self._errands, self._standbys,
-            lambda event: self.side.happened(self._platform.boot_ns(), event), self._ears.path,
+            lambda event: self.side.happened(self._platform.boot_ns(), event), self._ears.path, self._kernel.killed,
         )
         error = self._attempt.start(ns)
         self._did(id, error=error)
@@ -350,6 +353,7 @@ class Agent:
             attempt.end_now()
         self._attempt, self._replaced = None, []
         self._standbys.end()
+        self._kernel.close()
 
 
 def _read_term(platform: Platform, home: str) -> int:

@@ -60,11 +60,12 @@ def child_env(job: Job, place: Place) -> dict[str, str]:
 
 
 class Attempt:
-    """From `Launch` until nothing of it is left. `tell`: takes what happens."""
+    """From `Launch` until nothing of it is left. `tell`: takes what happens. `said`: what the kernel said when it
+    killed the process with this number."""
 
     def __init__(
         self, job: Job, place: Place, launch: Launch, platform: Platform, processes: Processes, errands: Errands,
-        standbys: Standbys, tell: Callable[[AgentEvent], None], beats: str,
+        standbys: Standbys, tell: Callable[[AgentEvent], None], beats: str, said: Callable[[int], str],
     ) -> None:
         self.number = launch.attempt
         self.last_order = 0
@@ -72,7 +73,7 @@ class Attempt:
         """Nothing is left of it."""
         self._job, self._place, self._launch, self._beats = job, place, launch, beats
         self._platform, self._processes, self._errands, self._tell = platform, processes, errands, tell
-        self._standbys = standbys
+        self._standbys, self._said = standbys, said
         self._logs = f"{job.run_folder}/logs/{launch.attempt:04d}"
         self._workers: dict[int, Process] = {}
         """Rank -> process, while it lives."""
@@ -295,6 +296,8 @@ class Attempt:
 
         def told(why: tuple[dict[str, str], str] | Exception | None) -> None:
             error, tail = why if isinstance(why, tuple) else ({}, "")
+            said = self._said(worker.pid) if status == -signal.SIGKILL else ""
+            tail = f"{tail}\n{said}" if said else tail
             self._tell(RankEnded(attempt=self.number, rank=rank, status=status, step=step, error=error, tail=tail))
 
         self._errands.start(ns, WHY_S, lambda: (self._last_error(rank), self._tail(rank)), told)

@@ -10,6 +10,7 @@ from packtrain.supervise.asked import stop_for_change
 from packtrain.supervise.assign import members, spares
 from packtrain.supervise.ending import ACTIVE, CARRIER_S, end, gone
 from packtrain.supervise.events import Back, FromNode, Joined, Silent, Slow, Write
+from packtrain.supervise.hardware import failing
 from packtrain.supervise.messages import (
     Break,
     CarrierEnded,
@@ -17,6 +18,7 @@ from packtrain.supervise.messages import (
     Did,
     EndAttempt,
     EndWorkers,
+    HardwareSeen,
     Launch,
     NodeLeaves,
     Peers,
@@ -94,6 +96,8 @@ def from_node(turn: Turn, event: FromNode, before: State) -> None:
         return
     if isinstance(edge, NodeLeaves):
         return _leaves(turn, name, edge)
+    if isinstance(edge, HardwareSeen):
+        return failing(turn, name, edge)
     if edge.attempt != turn.run.attempt:
         return
     match edge:

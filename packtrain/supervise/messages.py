@@ -121,6 +121,16 @@ class Stacks(Part, tag="stacks"):
     text: str
 
 
+class HardwareSeen(Part, tag="hardware_seen"):
+    """The kernel of this node says that its hardware fails. `verdict`: as in monitor/kernel.py."""
+
+    verdict: str
+    what: str
+    where: str
+    text: str
+    """The line: hostile text."""
+
+
 class NodeLeaves(Part, tag="node_leaves"):
     """The agent was told to end (SIGTERM): workers got the word DRAIN, and everything is ended after `grace_s`."""
 
@@ -137,7 +147,7 @@ class Did(Part, tag="did"):
 
 AgentEvent = (
     RankReady | RankPhase | RankSilent | RankStalled | RankIdle | RankHeard | RankEnded
-    | CarrierUp | CarrierEnded | Stacks | NodeLeaves | Did
+    | CarrierUp | CarrierEnded | Stacks | HardwareSeen | NodeLeaves | Did
 )
 
 

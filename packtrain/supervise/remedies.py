@@ -53,7 +53,7 @@ CORDON_PART = 0.05
 NOT_RESTORED = (CheckpointDamaged.name, CheckpointUnreadable.name)
 NO_FRUIT_DUE = (*NOT_RESTORED, GuardRollback.name, SlotDamaged.name)
 """Ends that have bounds of their own and say nothing about progress."""
-DISTURBED = ("lost", "agent", "launch", "asked")
+DISTURBED = ("lost", "agent", "launch", "asked", "hardware")
 """Kinds of ends that are not the program's."""
 PLAIN_PROGRESS_S = 600.0
 """A program that tells no steps has got further when it lived for so long, or for `progress_s`."""
@@ -165,6 +165,7 @@ def _told(turn: Turn, found: Cause) -> PacktrainError:
     kinds: dict[str, type[PacktrainError]] = {
         "silent": WorkerSilent, "stalled": WorkerSilent, "idle": WorkerSilent, "grace": WorkerSilent,
         "apart": WorkerSilent, "late": WorkerSilent, "lost": NodeGone, "agent": NodeGone, "launch": NodeGone,
+        "hardware": NodeGone,
         "differs": RanksDiffer,
     }
     fix = "nothing: it starts again"

@@ -44,7 +44,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Trouble(Struct):
     """Why we ended an attempt.
 
-    `kind`: silent, stalled, idle, lost, agent, launch, late, differs, grace, apart, asked.
+    `kind`: silent, stalled, idle, lost, agent, launch, hardware, late, differs, grace, apart, asked.
     """
 
     kind: str

@@ -96,6 +96,20 @@ def test_a_slow_disk_gets_half_of_the_time() -> None:
     assert 40 <= (platform.boot_ns() - began_ns) / 1e9 < 60
 
 
+def test_a_disk_that_stalls_for_twenty_minutes() -> None:
+    """The save fails at its deadline however long the disk hangs, and nothing of it is published when that comes back;
+    the next save is."""
+    platform, log, _ = world()
+    head = log.head()
+    refuse(platform, delay(1200.0), OWN, ops="create")
+    with pytest.raises(SaveFailed):
+        save(platform, log, [])
+    platform.faults = None
+    assert log.head() == head
+    assert save(platform, log, [], 15)[0].step == 15
+    judge(platform)
+
+
 def test_the_one_after_that_and_none() -> None:
     """A disk that is not mounted is passed over, and is not made a folder of; where none takes it the save fails with
     every obstacle, as without any; when its own disk is well again the next save lies there."""

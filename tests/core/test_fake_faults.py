@@ -60,6 +60,7 @@ OPERATIONS: dict[str, Callable[[FakePlatform], Any]] = {
     "map_file": lambda p: p.map_file("/tmp/new", 1),
     "is_private": lambda p: p.is_private("/tmp/folder"),
     "spawn": lambda p: p.spawn(["program"], {}),
+    "kernel_log": lambda p: p.kernel_log(),
     "datagram_receiver": lambda p: p.datagram_receiver("/tmp/beats"),
     "stream_listener": lambda p: p.stream_listener("/tmp/new"),
     "stream_connect": lambda p: p.stream_connect("/tmp/stream", 1),
@@ -70,6 +71,7 @@ HELD: dict[str, Callable[[FakePlatform], Callable[[], Any]]] = {
     "filled": lambda p: partial(p.map_file("/tmp/open", 1).filled, 0, 1),
     "fsync": lambda p: p.create("/tmp/open").fsync,
     "close": lambda p: p.create("/tmp/open").close,
+    "kernel_log_read": lambda p: p.kernel_log().read,
     "release": lambda p: p.lock("/tmp/holder", "me").release,  # type: ignore[union-attr]
     "poll": lambda p: p.spawn(["program"], {}).poll,
     "wait": lambda p: p.spawn(["program"], {}).wait,

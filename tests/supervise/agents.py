@@ -102,10 +102,12 @@ class Scene:
         keys.allow(PLATFORM, self.home, node, keys.make_keys(PLATFORM, self.node_home))
         self.coordinator = Coordinator(self.home, 1)
         self.agents: list[subprocess.Popen[str]] = []
+        self.before: tuple[str, ...] = ()
+        """Words before the command of each agent."""
 
     def start(self) -> subprocess.Popen[str]:
         command = (
-            sys.executable, "-P", "-m", "packtrain.supervise.agent", "--job", str(self.base / "job.json"),
+            *self.before, sys.executable, "-P", "-m", "packtrain.supervise.agent", "--job", str(self.base / "job.json"),
             "--node", self.node, "--home", self.node_home, "--coordinator", f"{self.home}/{keys.ADDRESS}",
         )
         agent = subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable, GuardRollback
+from packtrain.monitor.kernel import Signs
 from packtrain.supervise import messages as m
 from packtrain.supervise.asked import refusal
 from packtrain.supervise.events import Asked
@@ -131,6 +132,30 @@ def _other_code(sim: Simulation) -> None:
         sim.differs[sim.some_node()] = 1
 
 
+def _slow(factor: float) -> Callable[[Simulation], None]:
+    """For a while, or for good."""
+
+    def strike(sim: Simulation) -> None:
+        node = sim.some_node()
+        sim.slow[node] = factor
+        sim.later(sim.random.choice([10, 60, 1e6]), lambda: sim.slow.pop(node, None))
+
+    return strike
+
+
+def _kernel(*lines: str) -> Callable[[Simulation], None]:
+    """A node's kernel says this; what it says next is what the agent makes of it."""
+
+    def strike(sim: Simulation) -> None:
+        agent, signs = sim.agents[sim.some_node()], Signs()
+        for line in lines:
+            found = signs.seen(sim.now, line)
+            if found is not None:
+                agent.event(m.HardwareSeen(**found._asdict()))
+
+    return strike
+
+
 def _plant(kind: type, least: int = 1) -> Callable[[Simulation], None]:
     def strike(sim: Simulation) -> None:
         sim.refuse_restore += [kind("planted", where="here", fix="none")] * least
@@ -143,6 +168,12 @@ def _plant(kind: type, least: int = 1) -> Callable[[Simulation], None]:
 
 FAULTS: dict[str, Callable[[Simulation], None]] = {
     "kill": _kill_rank(-9),
+    "out of memory": _kill_rank(70),
+    "straggler at 70%": _slow(1 / 0.69),
+    "slow": _slow(3.0),
+    "GPU off the bus": _kernel("NVRM: Xid (PCI:0000:01:00): 79, pid=1122, GPU has fallen off the bus."),
+    "ECC burst": _kernel(*["EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (a b)"] * 12),
+    "Xid": _kernel("NVRM: Xid (PCI:0000:52:00): 94, pid=7, name=python, Contained: SM (0x1). RST: No, D-RST: No"),
     "segfault": _kill_rank(-11),
     "exit 1": _kill_rank(1),
     "exit 75": _kill_rank(75),

@@ -169,7 +169,8 @@ class Agent:
         )
         world = sim.worlds.get(self.attempt)
         pulse = m.Pulse(
-            node=self.node, agent=self.token, attempt=self.attempt, step=world.step if world else -1, step_s=STEP_S
+            node=self.node, agent=self.token, attempt=self.attempt, step=world.step if world else -1,
+            step_s=STEP_S * sim.slow.get(self.node, 1.0),
         )
         for message in self.side.due(sim.ns, hello, pulse):
             sim.to_coordinator(self.node, message)
@@ -416,6 +417,8 @@ class Simulation:
         self.launched: Counter[tuple[str, int]] = Counter()
         self.terms: dict[Node, int] = {}
         self.cut: dict[Node, float] = {}
+        self.slow: dict[Node, float] = {}
+        """Node -> so many times as long it takes for a step, as its agent tells."""
         self.unlaunchable: dict[Node, int] = {}
         self.differs: dict[Node, int] = {}
         self.differed = False

@@ -262,6 +262,15 @@ def test_a_straggler_is_told() -> None:
     assert begin_of(play.end_rest(75)).reason.startswith("node n1 is slow") and play.members() == ["n0", "n2"]
 
 
+@pytest.mark.parametrize("jump_s", [86400.0, -86400.0, 1e9, -1e9])
+def test_a_clock_that_jumps_ends_nothing(jump_s: float) -> None:
+    """A wall clock that is set by a day, or by years, either way, while all runs: no record, no action."""
+    play = Play(nodes=2, spares=1).run()
+    assert not play.wait(10, wall_s=2e9)
+    assert not play.wait(10, wall_s=2e9 + jump_s)
+    assert not play.wait(10, wall_s=2e9)
+
+
 def test_carriers_are_introduced() -> None:
     """When every carrier of the attempt is up each learns where all are; again when one is new."""
     play = Play(nodes=2).run()

@@ -1,0 +1,39 @@
+"""What is done when a node's kernel says that its hardware fails, before its workers notice, or where they never would.
+Pure.
+"""
+
+from __future__ import annotations
+
+from packtrain.core.records import NodeCordoned, NodeSuspected
+from packtrain.monitor.kernel import LEAVE, LOST
+from packtrain.supervise.asked import stop_for_change
+from packtrain.supervise.ending import ACTIVE, end
+from packtrain.supervise.events import Write
+from packtrain.supervise.messages import HardwareSeen
+from packtrain.supervise.remedies import may_cordon
+from packtrain.supervise.state import Trouble, Turn
+
+
+def failing(turn: Turn, name: str, seen: HardwareSeen) -> None:
+    """No attempt begins there any more, where that is allowed without a person; what runs there ends, or saves first.
+
+    A node that may not be cordoned works on, and that is told: it may be all there is.
+    """
+    reason = f"its kernel says: {seen.what} ({seen.where})"
+    told = "it is told, and goes on"
+    if seen.verdict in (LOST, LEAVE) and not turn.nodes[name].cordoned:
+        told = "it is cordoned" if may_cordon(turn) else "it may not be cordoned: it goes on"
+        if told == "it is cordoned":
+            _cordon(turn, name, seen.verdict, reason)
+    turn.own(Write(record=NodeSuspected(node=name, reason=f"{reason}: {seen.text}", in_row=1, done=told)))
+
+
+def _cordon(turn: Turn, name: str, verdict: str, reason: str) -> None:
+    turn.set(cordons=(*turn.run.cordons, turn.wall_s))
+    turn.node(name, cordoned=reason)
+    turn.own(Write(record=NodeCordoned(node=name, by=reason)))
+    works = turn.nodes[name].slot >= 0 and turn.nodes[name].attempt == turn.run.attempt
+    if works and verdict == LEAVE:
+        stop_for_change(turn, "replace", f"node {name}: {reason}")
+    elif works and turn.run.stage in ACTIVE:
+        end(turn, Trouble(kind="hardware", reason=f"node {name}: {reason}", node=name))
