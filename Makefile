@@ -16,7 +16,7 @@ help:
 	@echo "make bench-data    tokens a second and core of the loader, beside grain and a dataset in Megatron's manner"
 	@echo "make bench-train   a training step beside the same in torch (PEER=python with torch; 3 minutes)"
 	@echo "make bench-attention  attention under masks, beside others (TORCH=python, TOKAMAX=python; 3 minutes)"
-	@echo "make bench-control what a coordinator of 12,500 agents costs, and how soon silence is suspected (10 minutes)"
+	@echo "make bench-control what a coordinator of 12,500 agents costs, and how soon a fault is seen (17 minutes)"
 	@echo "make bench-recovery   from a fault to the next step, beside torchrun and others (PEER=python with torch; 15 minutes)"
 	@echo "make ratchet       record shorter functions in tests/house/ratchet.json"
 	@echo "make clean         remove environments and caches; runs/ and stores/ stay"
@@ -65,7 +65,7 @@ bench-checkpoint: .venv/installed
 	@.venv/bin/python bench/checkpoint.py
 
 bench-control: .venv/installed
-	@.venv/bin/python bench/control.py
+	@PYTHONPATH=. .venv/bin/python bench/control.py
 
 bench-recovery: .venv/installed
 	@PYTHONPATH=. .venv/bin/python bench/recovery.py

@@ -1,12 +1,18 @@
-"""What control of many nodes costs: one real coordinator, and simulated agents that speak to it over the real link.
+"""What control of many nodes costs, and how soon a fault is seen: goals and figures side by side.
 
-Command:  make bench-control     (bench/control.py --agents 12500 --processes 2 --seconds 60)
+Command:  make bench-control       (bench/control.py --agents 12500 --processes 2; about 17 minutes)
 
-Each agent has its own key and connection, says Hello, is launched, says that its rank is ready, and pulses each second
-(beats stay at agents). Then a hundred of them fall silent, one after the other. Printed: processor time of the
-coordinator per second while all run, and how long after its last word each silent agent was suspected (from the
-coordinator's log of decisions). A step of an agent counts, so no rank is ever late. On this machine the agents, the
-coordinator and their encryption share the cores: only the coordinator's processor time travels to others.
+`crowd`: one real coordinator, and simulated agents (bench/crowd.py) that speak to it over the real link, in processes
+of their own. While all run, for `--seconds`: processor time of the coordinator per second, all its threads. Then a
+hundred agents fall silent for six seconds, one after the other: how long after its last word each was suspected. Then
+the coordinator is killed and started again: how long until every agent was welcomed again. Then `--load` processes
+that only count run beside all of this for `--load-seconds`: how many nodes were suspected, or given up, wrongly.
+
+`small`: real agents of three nodes with a worker that counts (20 steps a second). A worker is killed, an agent is
+killed, a worker is stopped, `--rounds` times each: how long until the coordinator knew.
+
+When something was seen is when it stood in the coordinator's log of decisions. On one machine the agents, their
+encryption and the coordinator share the cores: only the coordinator's processor time travels to other machines.
 """
 
 from __future__ import annotations
@@ -15,102 +21,87 @@ import argparse
 import glob
 import json
 import os
+import select
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import zmq
+from control_small import small
 
-from packtrain.core.contract import GO_ID, Word
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.units import NS
 from packtrain.supervise import keys
-from packtrain.supervise.config import SuperviseConfig
-from packtrain.supervise.delivery import AgentSide
 from packtrain.supervise.job import Job, write_job
-from packtrain.supervise.link import Caller
-from packtrain.supervise.messages import Did, Do, EndWorkers, GiveOrder, Hello, Launch, Pulse, RankEnded, RankReady
 
 PLATFORM = LocalPlatform()
-SILENT = 100
-SILENT_EACH_S = 0.1
-LOOK_S = 0.05
-START_S_MAX = 600.0
+QUIET = 100
+QUIET_S = 20.0
+"""Until each of them has fallen silent and was found."""
+START_S_MAX = 300.0
+HERE = Path(__file__).resolve().parent
 
 
-class Agent:
-    """The protocol of an agent, with one rank that does nothing but count."""
+class Row(NamedTuple):
+    """Of the table."""
 
-    def __init__(self, context: zmq.Context, base: str, name: str, address: keys.Address) -> None:
-        self.name, self.token = name, PLATFORM.token()
-        self.caller = Caller(PLATFORM, f"{base}/{name}", context)
-        self.caller.call(address)
-        self.side = AgentSide(name, self.token)
-        self.attempt, self.ranks, self.going = 0, (0,), False
-        self.step = -1
-        self.silent = False
-
-    def look(self, ns: int) -> None:
-        if self.silent:
-            return
-        for message in self.caller.receive():
-            do = self.side.arrived(ns, message)
-            if do is not None:
-                self.obey(ns, do)
-        if self.going:
-            self.step = ns // NS
-        hello = Hello(node=self.name, agent=self.token, boot_id="b", term=0, attempt=self.attempt, version="1")
-        pulse = Pulse(node=self.name, agent=self.token, attempt=self.attempt, step=self.step, step_s=1.0)
-        for said in self.side.due(ns, hello, pulse):
-            self.caller.send(said)
-
-    def obey(self, ns: int, do: Do) -> None:
-        match do.action:
-            case Launch(attempt=attempt, ranks=ranks):
-                self.attempt, self.ranks = attempt, ranks
-                for rank in ranks:
-                    self.side.happened(ns, RankReady(attempt=attempt, rank=rank, facts={"step": "0"}))
-            case GiveOrder(order=order, word=word) if order == GO_ID and word is Word.GO:
-                self.going = True
-            case EndWorkers(attempt=attempt):
-                for rank in self.ranks:
-                    self.side.happened(ns, RankEnded(attempt=attempt, rank=rank, status=-9))
-                self.going = False
-        self.side.did(ns, Did(id=do.id))
+    what: str
+    goal: str
+    figure: str
+    met: bool | None = None
+    """None: there is no goal."""
 
 
-def agents(base: str, first: int, last: int) -> None:
-    """A process of them. Says `running` when all are, reads how many of them are to fall silent, and says when."""
-    context: zmq.Context = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, 2 * (last - first) + 16)
-    address = keys.read_address(PLATFORM, f"{base}/c/{keys.ADDRESS}")
-    assert address is not None
-    mine = [Agent(context, base, f"n{n}", address) for n in range(first, last)]
-    told = False
-    poller = zmq.Poller()
-    poller.register(sys.stdin, zmq.POLLIN)
-    quiet: Iterator[Agent] = iter(())
-    next_ns = 0
-    while True:
-        ns = PLATFORM.boot_ns()
-        for agent in mine:
-            agent.look(ns)
-        if not told and all(agent.going for agent in mine):
-            told = True
-            print("running", flush=True)
-        if poller.poll(1000 * LOOK_S):
-            line = sys.stdin.readline()
-            if not line.strip():
-                os._exit(0)  # a thousand contexts take long to close
-            quiet = iter(mine[: int(line)])
-        if ns >= next_ns and (agent := next(quiet, None)) is not None:
-            agent.silent, next_ns = True, ns + round(SILENT_EACH_S * NS)
-            print(json.dumps([agent.name, ns]), flush=True)
+def say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
 
 
-def prepare(base: str, count: int) -> Job:
+# --- the coordinator, and what it has decided ---------------------------------------------------------
+
+
+class Decided:
+    """The coordinator's log, read as it grows."""
+
+    def __init__(self, home: str) -> None:
+        self._folder = f"{home}/decisions"
+        self._read: dict[str, int] = {}
+
+    def new(self, *words: bytes) -> list[dict[str, Any]]:
+        """Records of the lines with one of `words` in them that were written since the last call."""
+        found = []
+        for path in sorted(glob.glob(f"{self._folder}/*.jsonl")):
+            data = PLATFORM.read(path, self._read.get(path, 0))
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                if any(word in line for word in words):
+                    found += json.loads(line).get("records", ())
+        return found
+
+
+class Doubts(NamedTuple):
+    """Nodes that were suspected, with the time at which that was read; and those that were given up."""
+
+    silent: list[tuple[str, int]]
+    lost: list[str]
+
+
+def doubts(decided: Decided) -> Doubts:
+    ns, silent, lost = PLATFORM.boot_ns(), [], []
+    for record in decided.new(b'"e":"silent"', b'"node_lost"'):
+        event, written = record.get("event") or {}, (record.get("own") or {}).get("record") or {}
+        silent += [(event["node"], ns)] if event.get("e") == "silent" else []
+        lost += [written["node"]] if written.get("kind") == "node_lost" else []
+    return Doubts(silent, lost)
+
+
+def prepare(base: str, count: int) -> None:
     """Homes and keys. Not durable: nothing here outlives this command."""
     for folder in ("run", "run/journal", "c", f"c/{keys.ALLOWED}", *(f"n{n}" for n in range(count))):
         os.mkdir(f"{base}/{folder}", 0o700)
@@ -120,92 +111,202 @@ def prepare(base: str, count: int) -> Job:
         for path, key in ((f"{base}/n{n}/{keys.SECRET}", secret), (f"{base}/c/{keys.ALLOWED}/n{n}", public)):
             with open(path, "wb") as file:
                 file.write(key)
-    job = Job(
+    write_job(PLATFORM, f"{base}/job.json", Job(
         name="control", run_folder=f"{base}/run", worker=("none",), carrier=(), version="1", nodes=count,
-        supervise=SuperviseConfig(node_lost_s=3600.0),
-    )
-    write_job(PLATFORM, f"{base}/job.json", job)
-    return job
+    ))
 
 
-class Suspected:
-    """Node -> when its silence was found in the coordinator's log of decisions, which has a clock of its own."""
+class Coordinator:
+    """The real one, started again as often as it is asked."""
 
-    def __init__(self, base: str) -> None:
-        self.since_ns: dict[str, int] = {}
-        self._base = base
-        self._read: dict[str, int] = {}
+    def __init__(self, base: str, profile: str = "") -> None:
+        self._base, self._profile = base, profile
+        self.start()
 
-    def look(self) -> None:
-        ns = PLATFORM.boot_ns()
-        for path in sorted(glob.glob(f"{self._base}/c/decisions/*.jsonl")):
-            data = PLATFORM.read(path, self._read.get(path, 0))
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read[path] = self._read.get(path, 0) + len(whole)
-            for line in whole.splitlines():
-                for record in json.loads(line).get("records", ()):
-                    event = record.get("event") or {}
-                    if event.get("e") == "silent":
-                        self.since_ns.setdefault(event["node"], ns)
+    def start(self) -> None:
+        before = ("-m", "cProfile", "-o", self._profile) if self._profile else ()
+        self._process = psutil.Popen((
+            sys.executable, "-P", *before, "-m", "packtrain.supervise.coordinator", "--job", f"{self._base}/job.json",
+            "--home", f"{self._base}/c",
+        ))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def cpu_s(self) -> float:
+        assert self._process.poll() is None, "the coordinator ended"
+        return sum(self._process.cpu_times()[:2])
+
+    @property
+    def mib(self) -> int:
+        return self._process.memory_info().rss >> 20
 
 
-def measure(base: str, count: int, processes: int, seconds: float) -> None:
-    prepare(base, count)
-    own = (sys.executable, "-P", "-m", "packtrain.supervise.coordinator", "--job", f"{base}/job.json")
-    coordinator = subprocess.Popen((*own, "--home", f"{base}/c"))
+class Crowd:
+    """The processes of simulated agents."""
+
+    def __init__(self, base: str, count: int, processes: int) -> None:
+        each = -(-count // processes)
+        self.processes = [
+            psutil.Popen(
+                (sys.executable, str(HERE / "crowd.py"), base, str(n), str(min(n + each, count))),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            )
+            for n in range(0, count, each)
+        ]
+
+    def until_heard(self, term: int, coordinator: Coordinator) -> float:
+        """Seconds until each of them was welcomed under that term, and runs."""
+        began_ns, waiting = PLATFORM.boot_ns(), list(self.processes)
+        while waiting:
+            passed_s = (PLATFORM.boot_ns() - began_ns) / NS
+            assert passed_s < START_S_MAX, f"not all agents were heard in {START_S_MAX:g} s"
+            coordinator.cpu_s()
+            for process in select.select([one.stdout for one in waiting], [], [], 1.0)[0]:
+                line = process.readline()
+                assert line, "a process of agents ended"
+                if json.loads(line).get("heard", 0) >= term:
+                    waiting = [one for one in waiting if one.stdout is not process]
+        return (PLATFORM.boot_ns() - began_ns) / NS
+
+    def quiet(self, count: int) -> None:
+        self.processes[0].stdin.write(json.dumps({"quiet": count}) + "\n")
+        self.processes[0].stdin.flush()
+
+    def fell_silent(self, count: int) -> dict[str, int]:
+        """Node -> when."""
+        lines = (json.loads(self.processes[0].stdout.readline()) for _ in range(count))
+        return dict(line["quiet"] for line in lines)
+
+    def cpu_s(self) -> float:
+        return sum(sum(one.cpu_times()[:2]) for one in self.processes)
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def load(count: int) -> Iterator[None]:
+    """So many processes that only count."""
+    running = [subprocess.Popen((sys.executable, "-c", "while True: pass")) for _ in range(count)]
     try:
-        _measure(base, count, processes, seconds, psutil.Process(coordinator.pid))
+        yield
     finally:
-        coordinator.kill()
-        coordinator.wait()
+        for process in running:
+            process.kill()
+            process.wait()
 
 
-def _measure(base: str, count: int, processes: int, seconds: float, coordinator: psutil.Process) -> None:
-    while not os.path.exists(f"{base}/c/{keys.ADDRESS}"):
-        PLATFORM.sleep(0.05)
-    began_ns, each = PLATFORM.boot_ns(), -(-count // processes)
-    children = [
-        subprocess.Popen(
-            (sys.executable, __file__, "--child", base, str(n), str(min(n + each, count))), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )
-        for n in range(0, count, each)
-    ]
-    try:
-        for child in children:
-            assert child.stdout is not None and child.stdout.readline() == "running\n"
-        print(f"{count:,} agents run after {(PLATFORM.boot_ns() - began_ns) / NS:.1f} s")
-        before = sum(coordinator.cpu_times()[:2])
-        PLATFORM.sleep(seconds)
-        used = (sum(coordinator.cpu_times()[:2]) - before) / seconds
-        print(f"coordinator: {used:.2f} cores over {seconds:g} s, {coordinator.memory_info().rss >> 20} MiB")
-        _silence(base, children, min(SILENT, each))
-    finally:
-        for child in children:
-            child.kill()
-            child.communicate()
+# --- the parts ---------------------------------------------------------------------------------------
 
 
-def _silence(base: str, children: list[subprocess.Popen[str]], silent: int) -> None:
-    first = children[0]
-    assert first.stdin is not None and first.stdout is not None
-    first.stdin.write(f"{silent}\n")
-    first.stdin.flush()
-    suspected, end_ns = Suspected(base), PLATFORM.boot_ns() + round((silent * SILENT_EACH_S + 10) * NS)
-    suspected.look()
-    false = len(suspected.since_ns)
+def watch(seconds: float, look: Callable[[], None]) -> None:
+    end_ns = PLATFORM.boot_ns() + round(seconds * NS)
     while PLATFORM.boot_ns() < end_ns:
-        suspected.look()
-        PLATFORM.sleep(0.02)
-    since = dict(json.loads(first.stdout.readline()) for _ in range(silent))
-    late = suspected.since_ns
-    took = sorted((late[name] - ns) / NS for name, ns in since.items() if name in late)
-    false += len([name for name in late if name not in since])
-    if took:
-        print(f"silence: {len(took)} of {silent} suspected, median {took[len(took) // 2]:.2f} s, "
-              f"p99 {took[int(0.99 * (len(took) - 1))]:.2f} s; {false} suspected that were not silent")
-    else:
-        print(f"silence: none of {silent} suspected; {false} suspected that were not silent")
+        look()
+        PLATFORM.sleep(0.05)
+
+
+def steady(coordinator: Coordinator, crowd: Crowd, decided: Decided, seconds: float) -> list[Row]:
+    say(f"  all run; {seconds:g} s of it")
+    false: list[str] = []
+
+    def look() -> None:
+        false.extend(name for name, _ in doubts(decided).silent)
+
+    before, agents = coordinator.cpu_s(), crowd.cpu_s()
+    watch(seconds, look)
+    used, agents = (coordinator.cpu_s() - before) / seconds, (crowd.cpu_s() - agents) / seconds
+    return [
+        Row("coordinator, cores", "< 1", f"{used:.2f} ({coordinator.mib} MiB; agents {agents:.2f})", used < 1),
+        Row("suspected meanwhile", "0", str(len(false)), not false),
+    ]
+
+
+def silence(crowd: Crowd, decided: Decided, count: int) -> list[Row]:
+    say(f"  {count} fall silent")
+    found: dict[str, int] = {}
+
+    def look() -> None:
+        for name, ns in doubts(decided).silent:
+            found.setdefault(name, ns)
+
+    crowd.quiet(count)
+    watch(QUIET_S, look)
+    fell = crowd.fell_silent(count)
+    took = sorted((found[name] - ns) / NS for name, ns in fell.items() if name in found)
+    p99 = took[int(0.99 * (len(took) - 1))] if len(took) == count else float("inf")
+    figure = f"{p99:.2f} s (median {statistics.median(took):.2f}, longest {took[-1]:.2f})" if took else "none found"
+    false = len(found.keys() - fell.keys())
+    return [
+        Row("silence suspected, p99", "< 5 s", figure, p99 < 5),
+        Row("suspected that were not silent", "0", str(false), not false),
+    ]
+
+
+def storm(coordinator: Coordinator, crowd: Crowd, decided: Decided) -> list[Row]:
+    say("  the coordinator is killed, and started again")
+    coordinator.kill()
+    coordinator.start()
+    seconds = crowd.until_heard(2, coordinator)
+    told = doubts(decided)
+    return [
+        Row("killed coordinator: all heard again", "", f"{seconds:.1f} s, {coordinator.cpu_s():.1f} s of processor"),
+        Row("suspected, given up meanwhile", "0 given up", f"{len(told.silent)}, {len(told.lost)}", not told.lost),
+    ]
+
+
+def under_load(coordinator: Coordinator, decided: Decided, count: int, seconds: float) -> list[Row]:
+    say(f"  {count} processes that count beside it, for {seconds:g} s")
+    silent: list[str] = []
+    lost: list[str] = []
+
+    def look() -> None:
+        told = doubts(decided)
+        silent.extend(name for name, _ in told.silent)
+        lost.extend(told.lost)
+
+    before = coordinator.cpu_s()
+    with load(count):
+        watch(seconds, look)
+    used = (coordinator.cpu_s() - before) / seconds
+    return [
+        Row(f"load {count}, {seconds:g} s: given up wrongly", "0", str(len(lost)), not lost),
+        Row("suspected wrongly", "", str(len(silent))),
+        Row("coordinator, cores", "< 1", f"{used:.2f}", used < 1),
+    ]
+
+
+def crowded(args: argparse.Namespace, base: str) -> list[Row]:
+    say(f"{args.agents:,} agents in {args.processes} processes: keys")
+    prepare(base, args.agents)
+    coordinator, decided = Coordinator(base, args.profile), Decided(f"{base}/c")
+    crowd = Crowd(base, args.agents, args.processes)
+    try:
+        say("  they join")
+        rows = [Row(f"{args.agents:,} agents: from nothing to all of them running", "",
+                    f"{crowd.until_heard(1, coordinator):.1f} s, {coordinator.cpu_s():.1f} s of processor")]
+        PLATFORM.sleep(5)
+        rows += steady(coordinator, crowd, decided, args.seconds)
+        rows += silence(crowd, decided, min(QUIET, args.agents // (2 * args.processes)))
+        rows += storm(coordinator, crowd, decided)
+        if args.load:
+            rows += under_load(coordinator, decided, args.load, args.load_seconds)
+        return rows
+    finally:
+        crowd.end()
+        coordinator.kill()
+
+
+def show(rows: list[Row]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        verdict = {None: "", True: "met", False: "MISSED"}[row.met]
+        line = "  ".join(text.ljust(width) for text, width in zip(row[:3], widths, strict=True))
+        print(f"{line}  {verdict}".rstrip(), flush=True)
 
 
 def main() -> None:
@@ -213,13 +314,19 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=12_500)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--load", type=int, default=8, help="0: without that part")
+    parser.add_argument("--load-seconds", type=float, default=600.0)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", choices=("crowd", "small"))
+    parser.add_argument("--profile", default="", help="cProfile of the coordinator goes there, if it ends by itself")
     args = parser.parse_args()
-    if args.child:
-        agents(args.child[0], int(args.child[1]), int(args.child[2]))
-        return
-    with tempfile.TemporaryDirectory(prefix="control") as base:
-        measure(base, args.agents, args.processes, args.seconds)
+    rows = [Row("what", "goal", "figure")]
+    if args.only != "small":
+        with tempfile.TemporaryDirectory(prefix="control") as base:
+            rows += crowded(args, base)
+    if args.only != "crowd":
+        rows += [Row(*one) for one in small(args.rounds, say)]
+    show(rows)
 
 
 if __name__ == "__main__":

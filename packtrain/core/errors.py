@@ -375,6 +375,12 @@ class RunUnusable(AgainError):
     name = "run.unusable"
 
 
+class TooFewFiles(ConfigError):
+    """This process may not have as many files open as the nodes of the run need connections."""
+
+    name = "run.too_few_files"
+
+
 class NoProgress(OurError):
     name = "run.no_progress"
 

@@ -145,14 +145,15 @@ class Journal:
         self._flushed_ns = platform.boot_ns()
         self.flush()
 
-    def write(self, record: Record, durable: bool = False) -> bool:
-        """Append `record`; True when it is where its class promises, False when the disk is away: held or lost."""
+    def write(self, record: Record, durable: bool = False, ns: int = 0) -> bool:
+        """Append `record`; True when it is where its class promises, False when the disk is away: held or lost. `ns`:
+        when it happened, nanoseconds since boot; 0: now."""
         now = self._platform.boot_ns()
         patience_ns = RETRY_NS if self.trouble else METRICS_NS if isinstance(record, METRICS) else 0
         due = durable or now - self._flushed_ns >= patience_ns
         if due and self._full():
             due = self._try_put()
-        held = self._hold(record, now)
+        held = self._hold(record, ns or now)
         return self._try_put(durable) and held if due else self.trouble is None
 
     def flush(self) -> bool:

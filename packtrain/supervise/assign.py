@@ -58,7 +58,8 @@ def places(setup: Setup, nodes: Mapping[str, Node], count: int) -> list[str]:
     order = sorted(usable(nodes, setup), key=rank)
     chosen = order[:count]
     kept = {nodes[name].slot: name for name in reversed(chosen) if 0 <= nodes[name].slot < count}
-    rest = iter(name for name in chosen if name not in kept.values())
+    placed = set(kept.values())
+    rest = iter(name for name in chosen if name not in placed)
     return [kept[slot] if slot in kept else next(rest) for slot in range(count)]
 
 

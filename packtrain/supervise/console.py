@@ -14,7 +14,8 @@ from packtrain.core.wire import json_object
 
 OPERATOR, FINISH = "operator", "finish"
 ANSWER_S = 5.0
-ANSWER_BYTES_MAX = 1 << 20
+ANSWER_BYTES_MAX = 16 << 20
+"""A line for each of some thousand nodes."""
 
 
 def ask(platform: Platform, home: str, op: str, **arguments: Any) -> dict[str, Any]:

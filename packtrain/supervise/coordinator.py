@@ -7,12 +7,14 @@ one goes on from the log in its home.
 In:   messages of agents, requests on `<home>/operator`, the run's journal.
 Out:  actions for agents, records in the commit log and the journal, `<home>/address`, `<home>/finish` at the end.
       Exit codes: 0 done · 70 no progress · 75 stopped on request, or the world got in the way · 78 configuration.
-Fails: RunHeld, RunMoved, CommitsUnfit, CommitUnknown, DecisionsDamaged, RunUnusable, TermLost, and what `finish` names.
+Fails: RunHeld, RunMoved, TooFewFiles, CommitsUnfit, CommitUnknown, DecisionsDamaged, RunUnusable, TermLost, and what
+       `finish` names.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import signal
 import sys
@@ -22,21 +24,22 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from packtrain.checkpoint.commits import CommitLog
+from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.reader import survey
 from packtrain.checkpoint.retention import plan
 from packtrain.core.errors import EXIT_DONE, CommitUnknown, PacktrainError, RunHeld, RunUnusable, TermLost
 from packtrain.core.holder import hold
-from packtrain.core.journal import Journal, Tail
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.records import (
     AttemptBegan,
     AttemptEnded,
     CoordinatorBegan,
     ErrorSeen,
+    FaultInjected,
     NodeSuspected,
     OrderGiven,
     PhaseTotals,
+    Record,
     RetentionDone,
     RunCreated,
     RunFinished,
@@ -56,6 +59,7 @@ from packtrain.supervise.doubt import doubt_of
 from packtrain.supervise.events import (
     Asked,
     Begin,
+    Begun,
     BreakAsked,
     BringBack,
     CarrierWanted,
@@ -79,6 +83,7 @@ from packtrain.supervise.log_homes import moved as log_moved
 from packtrain.supervise.messages import FromCoordinator, Pulse
 from packtrain.supervise.mirrors import shortfall
 from packtrain.supervise.operator import Operator, refused
+from packtrain.supervise.papers import Papers
 from packtrain.supervise.revive import AgentsHere
 from packtrain.supervise.state import FINISHED, LEAVING
 from packtrain.supervise.status import status
@@ -90,6 +95,12 @@ LEAD_NS = 2 * NS
 """How often it is asked whether another coordinator leads."""
 WATCHED_NS = 10 * NS
 """Whoever watches the run asks each second, and puts away what it leaves; after so long without, nobody does."""
+GATHER_S = 0.02
+"""Pulses, and messages by the dozen, are gathered for so long and then taken at once: to wake up for each of 12,500 a
+second would cost more than to hear it."""
+MANY = 64
+OPEN_S, FAULT_S, LAST_S = 30.0, 2.0, 10.0
+"""How long the journal's disk is waited for: when all begins, before a fault that must be in it, and at the end."""
 EVERYWHERE = ("0.0.0.0", "*")
 """Hosts that mean every address of a machine."""
 ANSWER_BYTES_MAX = 1 << 20
@@ -145,11 +156,11 @@ class Coordinator:
         self._desk = Desk(state, self._term, self._decisions, self._clock.ns)
         self._beginnings = Beginnings(platform, job, self._log, self._term)
         self._waits, self._hosts = Waits(platform, job, self._log), Hosts(platform, job.run_folder)
-        self._journal = Journal(platform, f"{job.run_folder}/journal", role="coordinator")
-        self._tail = Tail(platform, f"{job.run_folder}/journal")
+        self._papers = Papers(platform, job.run_folder)
         self._past = Facts()
         """What is known of attempts, nothing else: how often they failed."""
         self._published = -1
+        self._plan_due = False
         self._peers: dict[str, bytes] = {}
         self._look_ns = self._lead_ns = 0
         """When the next look at everything is due; when it is next asked who leads."""
@@ -163,7 +174,8 @@ class Coordinator:
         self._open()
         while self._finish is None:
             self._link.wait(LOOK_S, self._operator.sockets())
-            self._look()
+            if self._look():
+                self._platform.sleep(GATHER_S)
         self._say_goodbye(self._finish)
         return self._finish
 
@@ -172,12 +184,13 @@ class Coordinator:
         reached = reached_at(at.address, self._host)
         write_address(self._platform, self._home, msgspec.structs.replace(at, address=reached, term=self._term))
         if self._log.last() is None:
-            self._journal.write(RunCreated(run=self._job.name, spec=self._job.spec, version=self._job.version), True)
-        began = CoordinatorBegan(term=self._term, log=self._lead.place, by=self._by)
-        self._journal.write(began, durable=True)
+            self._papers.write(RunCreated(run=self._job.name, spec=self._job.spec, version=self._job.version))
+        self._papers.write(CoordinatorBegan(term=self._term, log=self._lead.place, by=self._by))
         if self._moved is not None:
             self._warn(log_moved(self._moved))
-        for entry in self._arrived():
+        self._papers.look()
+        self._papers.flush(OPEN_S)
+        for entry in self._papers.look():
             self._remember(entry)
         point, last = self._log.restore_point(), self._log.last()
         self._desk.happened(Opened(
@@ -187,23 +200,24 @@ class Coordinator:
 
     # --- a look at everything ---
 
-    def _look(self) -> None:
-        """The clock first: time nobody watched must not be held against what is about to be heard."""
+    def _look(self) -> bool:
+        """Whether what comes next can be gathered for a moment. The clock first: time nobody watched must not be held
+        against what is about to be heard."""
         ns = self._clock.look(self._platform.boot_ns())
-        news = self._hear(ns)
+        arrived = self._hear(ns)
+        news = any(not isinstance(one.message, Pulse) for one in arrived)
         self._operator.look()
         if news or ns >= self._look_ns:
             self._look_ns = ns + round(LOOK_S * NS)
             self._look_at_all(ns)
+        return len(arrived) >= MANY or (bool(arrived) and not news)
 
-    def _hear(self, ns: int) -> bool:
-        """Whether something else than pulses arrived: of those thousands come a second, and they can wait."""
-        news = False
-        for arrived in self._link.receive():
-            self._peers[arrived.node] = arrived.peer
-            self._desk.hear(ns, arrived.message)
-            news = news or not isinstance(arrived.message, Pulse)
-        return news
+    def _hear(self, ns: int) -> list[Arrived]:
+        arrived = self._link.receive()
+        for peer, node, message in arrived:
+            self._peers[node] = peer
+            self._desk.hear(ns, message)
+        return arrived
 
     def _look_at_all(self, ns: int) -> None:
         self._follow_journal(ns)
@@ -218,7 +232,7 @@ class Coordinator:
             assert issued.own is not None
             self._do(issued.id, issued.own)
         self._retained(self._desk.answers())
-        for node, message in self._desk.due(self._platform.boot_ns()):
+        for node, message in self._desk.due(ns):
             if node in self._peers:
                 self._link.send(self._peers[node], message)
         lead = self._moves.look(ns, self._desk.trouble, self._desk.state)
@@ -230,9 +244,7 @@ class Coordinator:
         if ns < self._lead_ns:
             return
         self._lead_ns = ns + LEAD_NS
-        with suppress(CommitUnknown):
-            if self._log.term() > self._term:
-                raise _outdated(self._term, f"{self._job.run_folder}/commits")
+        self._papers.do("lead", CommitLog(self._platform, f"{self._job.run_folder}/commits").term, self._termed)
         with suppress(OSError):
             if self._platform.exists(self._home):
                 return
@@ -240,37 +252,38 @@ class Coordinator:
                 "the coordinator's home was deleted: the run stops", where=self._home, fix="give the same command again"
             )
 
+    def _termed(self, term: int | Exception) -> None:
+        if isinstance(term, Exception) and not isinstance(term, CommitUnknown):
+            raise term
+        if isinstance(term, int) and term > self._term:
+            raise _outdated(self._term, f"{self._job.run_folder}/commits")
+
     def _look_at_agents(self, ns: int) -> None:
         """A run that ends gets no new ones, nor a node that somebody drained."""
         run, nodes = self._desk.state.run, self._desk.state.nodes
         if self._agents is not None and not run.stopping and run.stage not in (LEAVING, FINISHED):
             away = {name for name, node in nodes.items() if node.draining}
             for started in self._agents.look(ns, away):
-                self._journal.write(started, durable=True)
+                self._papers.write(started)
 
     @property
     def watched(self) -> bool:
         """Whether somebody stays with the run."""
         return self._platform.boot_ns() - self._watched_ns < WATCHED_NS
 
-    def _arrived(self) -> list[Any]:
-        """New journal entries; none while the folder cannot be listed: they come at a later look."""
-        try:
-            return self._tail.poll()
-        except OSError:
-            return []
-
     def _follow_journal(self, ns: int) -> None:
-        for entry in self._arrived():
+        for entry in self._papers.look():
             self._remember(entry)
             self._waits.noted(entry.record)
-            record = entry.record
+            record: Any = entry.record
             if reason := doubt_of(record):
                 self._desk.happened(Doubted(ns=ns, step=record.step, reason=reason))
             if isinstance(record, SaveDone) and record.commit and record.step > self._published:
                 self._published = record.step
                 self._desk.happened(Published(ns=ns, step=record.step))
-                self._retain(ns)
+                self._plan_due = True
+        if self._plan_due and self._papers.do("plan", self._plan, self._planned):
+            self._plan_due = False
 
     def _remember(self, entry: Any) -> None:
         if isinstance(entry.record, AttemptBegan | AttemptEnded | OrderGiven | PhaseTotals):
@@ -278,16 +291,21 @@ class Coordinator:
 
     # --- retention ---
 
-    def _retain(self, ns: int) -> None:
-        """Ask the carrier that publishes for what the plan says; plans here, deletes nowhere."""
-        try:
-            actions = plan(survey(self._platform, self._job.run_folder), self._job.checkpoint)
-        except (OSError, PacktrainError):
+    def _plan(self) -> dict[str, Any]:
+        """What the carrier that publishes is to be asked for; empty: nothing. Plans here, deletes nowhere."""
+        folder, config = self._job.run_folder, self._job.checkpoint
+        actions = plan(survey(self._platform, folder), config)
+        id = CommitLog(self._platform, f"{folder}/commits").head()
+        return {"op": "retain", "id": id, "actions": actions, "grace_s": config.grace_s} if actions else {}
+
+    def _planned(self, request: dict[str, Any] | Exception) -> None:
+        if isinstance(request, OSError | PacktrainError):
             return  # the log or the folder cannot be read now; nothing is retired on a guess
-        if actions:
-            grace_s = self._job.checkpoint.grace_s
-            request = {"op": "retain", "id": self._log.head(), "actions": actions, "grace_s": grace_s}
-            self._desk.happened(CarrierWanted(ns=ns, request=msgspec.json.encode(request).decode()))
+        if isinstance(request, Exception):
+            raise request
+        if request:
+            asked = msgspec.json.encode(request).decode()
+            self._desk.happened(CarrierWanted(ns=self._clock.ns, request=asked))
 
     def _retained(self, answers: Sequence[str]) -> None:
         """Write down what the carrier did; what it refused is left for the next plan and not news."""
@@ -295,7 +313,7 @@ class Coordinator:
             told = json_object(answer.encode(), ANSWER_BYTES_MAX) or {}
             for item in told.get("done", []):
                 if isinstance(item, dict) and item.get("error") is None:
-                    self._journal.write(RetentionDone(
+                    self._papers.write(RetentionDone(
                         action=item["action"], folder=item["folder"], reason=item.get("reason", "")
                     ))
 
@@ -310,21 +328,36 @@ class Coordinator:
             case WrapUp():
                 self._waits.until_wrapped(id, lambda: not self._desk.carrier_asked, own.done, self._clock.ns)
             case Write():
-                self._journal.write(own.record, durable=True)
-                if isinstance(own.record, NodeSuspected) and own.record.node in self._desk.state.nodes:
-                    self._hosts.blame(self._desk.state.nodes[own.record.node].host)
+                self._write(own.record)
             case Die():
+                self._papers.flush(FAULT_S)
                 os.kill(os.getpid(), signal.SIGKILL)
             case Finish():
                 self._finish = own
 
+    def _write(self, record: Record) -> None:
+        self._papers.write(record)
+        if isinstance(record, FaultInjected):
+            self._papers.flush(FAULT_S)
+        if isinstance(record, NodeSuspected) and record.node in self._desk.state.nodes:
+            host = self._desk.state.nodes[record.node].host
+            self._papers.do("blame", lambda: self._hosts.blame(host), lambda _: None)
+
     def _begin(self, id: int, own: Begin) -> None:
-        begun, record = self._beginnings.begin(id, own, self._desk.state, self._past)
+        """Others may happen before it has begun: the policy hears of it as of anything else."""
+        state, past = self._desk.state, copy.deepcopy(self._past)
+        asked = self._papers.do("begin", lambda: self._beginnings.begin(id, own, state, past), self._begun)
+        assert asked, "the policy asks for one attempt at a time"
+
+    def _begun(self, result: tuple[Begun, Commit | None] | Exception) -> None:
+        if isinstance(result, Exception):
+            raise result
+        begun, record = result
         if record is not None:
-            self._journal.write(AttemptBegan(
+            self._papers.write(AttemptBegan(
                 attempt=record.attempt, commit=record.number, parent=record.parent, restore_step=record.step,
                 note=begun.note,
-            ), durable=True)
+            ))
         self._desk.happened(msgspec.structs.replace(begun, ns=self._clock.ns))
 
     # --- persons ---
@@ -362,16 +395,23 @@ class Coordinator:
 
     def _say_goodbye(self, finish: Finish) -> None:
         if finish.exit_code == EXIT_DONE:
-            for told in shortfall(self._platform, self._job.run_folder, self._job.checkpoint):
-                self._warn(told)
-        self._journal.write(RunFinished(
-            exit_code=finish.exit_code, reason=finish.reason, error=finish.error
-        ), durable=True)
+            folder, config = self._job.run_folder, self._job.checkpoint
+            self._papers.do("shortfall", lambda: shortfall(self._platform, folder, config), self._short)
+            self._papers.flush(LAST_S, "shortfall")
+        self._papers.write(RunFinished(exit_code=finish.exit_code, reason=finish.reason, error=finish.error))
+        self._papers.flush(LAST_S)
         write_finish(self._platform, self._home, finish, self._term)
 
+    def _short(self, found: list[PacktrainError] | Exception) -> None:
+        if isinstance(found, Exception):
+            raise found
+        for told in found:
+            self._warn(told)
+
     def _warn(self, error: PacktrainError) -> None:
-        seen = ErrorSeen(severity="warning", name=error.name, what=error.what, where=error.where, fix=error.fix)
-        self._journal.write(seen, durable=True)
+        self._papers.write(
+            ErrorSeen(severity="warning", name=error.name, what=error.what, where=error.where, fix=error.fix)
+        )
 
     def hear(self, words: Iterable[Asked]) -> None:
         """What persons said to the coordinator before this one, and nobody has written down."""
@@ -382,7 +422,7 @@ class Coordinator:
         """`leads`: otherwise another coordinator may have taken its place, in its home."""
         self._operator.close(leads)
         self._decisions.close()
-        self._journal.close()
+        self._papers.close(LAST_S)
 
 
 def setup_of(job: Job) -> Setup:
@@ -425,7 +465,7 @@ def coordinate(job: Job, platform: Platform, home: str, given: argparse.Namespac
     lock = hold(platform, job.run_folder, job.name)
     try:
         agents = AgentsHere(platform, job.run_folder, home, os.environ) if given.local else None
-        link = Listener(platform, home, given.listen)
+        link = Listener(platform, home, given.listen, job.nodes + job.spares)
         try:
             finish, watched = lead(
                 lambda moved: Coordinator(job, platform, home, link, agents, given.host, given.by, moved)

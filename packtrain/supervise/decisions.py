@@ -24,6 +24,9 @@ from packtrain.core.platform import File, Platform
 from packtrain.supervise.state import AnyRecord, State, evolve
 
 SEGMENT_BYTES = 4 << 20
+SNAPSHOT_PART = 4
+"""A segment grows to so many times its snapshot, where that is more: of 12,500 nodes a snapshot has megabytes, and must
+not be written with each batch."""
 KEPT = 2
 """Segments that stay when another one begins: the last two, for people."""
 _CRC = b',"crc":"'
@@ -49,6 +52,7 @@ class Decisions:
         self._file: File | None = None
         self._shut = False
         self._n = self._written = 0
+        self._full = SEGMENT_BYTES
 
     def replay(self) -> State:
         """What the log leads to; a new state where there is none. Raises DecisionsDamaged, RunUnusable."""
@@ -73,7 +77,7 @@ class Decisions:
         """`state`: after `records`."""
         if self._shut:
             raise OSError(errno.EROFS, "it goes on in another place", self._folder)
-        if self._file is None or self._written > SEGMENT_BYTES:
+        if self._file is None or self._written > self._full:
             self._begin_segment(state)
             return
         try:
@@ -109,6 +113,7 @@ class Decisions:
             self._written = 0
             self._write(file, Line(n=1, state=state))
             self._platform.fsync_dir(self._folder)
+            self._full = max(SEGMENT_BYTES, SNAPSHOT_PART * self._written)
         except OSError:
             with suppress(OSError):
                 file.close()
@@ -138,9 +143,8 @@ def replayed(data: bytes, where: str) -> State | None:
         if line is None or line.n != number or (line.state is None) == (number == 1):
             raise _damaged(where, number)
         state = line.state if line.state is not None else state
-        for record in line.records:
-            assert state is not None
-            state = evolve(state, record)
+        assert state is not None
+        state = evolve(state, *line.records)
     return state
 
 

@@ -13,6 +13,8 @@ kept. Ends and outcomes are never merged; there are no more of them than ranks a
 
 from __future__ import annotations
 
+import heapq
+import zlib
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -48,8 +50,11 @@ HELLO_NS = NS
 PULSE_NS = NS
 ALIVE_NS = 2 * NS
 """A coordinator is silent towards an agent for no longer."""
-LOST_NS = 6 * NS
-"""An agent that has heard nothing for so long looks for its coordinator anew."""
+LOST_NS, LOST_NS_MAX = 6 * NS, 12 * NS
+"""An agent that has heard nothing for so long looks for its coordinator anew; where that led to nothing it waits up to
+twice as long, because thousands that call again at once keep each other from being answered."""
+LOST_SPREAD = 0.5
+"""Part of that by which agents differ, so that they do not call at once."""
 OUTCOMES_MAX = 1024
 KEPT = (RankEnded, Did, NodeLeaves)
 """What no lack of room may drop."""
@@ -187,6 +192,8 @@ class AgentSide:
         self._node, self._agent = node, agent
         self._outbox, self._done = Outbox(node, agent), Done()
         self._hello_ns = self._pulse_ns = self._anew_ns = 0
+        self._patience_ns = LOST_NS
+        self._spread = 1.0 + LOST_SPREAD * zlib.crc32(agent.encode()) / (1 << 32)
         self._outdated = False
 
     def happened(self, ns: int, event: AgentEvent) -> None:
@@ -208,7 +215,7 @@ class AgentSide:
             self._outdated = True
             return None
         self.joined = self.joined and message.term == self.term
-        self.term, self.heard_ns = message.term, ns
+        self.term, self.heard_ns, self._patience_ns = message.term, ns, LOST_NS
         match message:
             case Welcome():
                 self.joined = True
@@ -233,10 +240,12 @@ class AgentSide:
 
     def lost(self, ns: int) -> bool:
         """Whether no coordinator was heard of for so long that it has to be looked for: then `anew`."""
-        return ns - max(self.heard_ns, self._anew_ns) >= LOST_NS
+        return ns - max(self.heard_ns, self._anew_ns) >= self._patience_ns * self._spread
 
     def anew(self, ns: int) -> None:
         """The connection is another one, or ought to be: Hello first."""
+        if 0 < self._anew_ns < ns and self.heard_ns <= self._anew_ns:
+            self._patience_ns = min(2 * self._patience_ns, LOST_NS_MAX)
         self.joined, self._anew_ns, self._hello_ns = False, ns, ns
 
     def due(self, ns: int, hello: Hello, pulse: Pulse) -> list[FromAgent]:
@@ -320,3 +329,35 @@ class NodeSide:
         if messages:
             self._said_ns = ns
         return messages
+
+    @property
+    def next_ns(self) -> int:
+        """When `due` has something to say next, if nothing happens before."""
+        if self._welcome or self._acknowledge:
+            return 0
+        return min([self._said_ns + ALIVE_NS, *(asked.pace.at_ns for asked in self._asked.values())])
+
+
+class Agenda:
+    """Names by when each is to be looked at next, so that thousands which have nothing to say cost nothing."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, int] = {}
+        self._queue: list[tuple[int, str]] = []
+        """A heap; what `_at` does not say any more is passed over."""
+
+    def set(self, name: str, at_ns: int) -> None:
+        """Instead of what was set before."""
+        if self._at.get(name) != at_ns:
+            self._at[name] = at_ns
+            heapq.heappush(self._queue, (at_ns, name))
+
+    def due(self, ns: int) -> list[str]:
+        """Those whose time has come, each once until it is set again."""
+        names = []
+        while self._queue and self._queue[0][0] <= ns:
+            at_ns, name = heapq.heappop(self._queue)
+            if self._at.get(name) == at_ns:
+                del self._at[name]
+                names.append(name)
+        return names

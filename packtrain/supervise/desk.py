@@ -7,12 +7,13 @@ acknowledged and say it again, and the attempt runs on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from packtrain.supervise.delivery import NodeSide
+from packtrain.supervise.delivery import Agenda, NodeSide
 from packtrain.supervise.detect import Pace, Silence
-from packtrain.supervise.events import AnyEvent, Asked, Finish, FromNode, Joined, Tick
+from packtrain.supervise.events import AnyEvent, Asked, Back, Finish, FromNode, Joined, Silent, Tick
 from packtrain.supervise.messages import AskCarrier, Did, Edge, FromAgent, FromCoordinator, Hello, Outdated, Pulse
 from packtrain.supervise.policy import decide
 from packtrain.supervise.state import FINISHED, RUNNING, AnyRecord, Consumed, Issued, State, evolve
@@ -23,6 +24,10 @@ class Log(Protocol):
 
     def append(self, records: Sequence[AnyRecord], state: State) -> None:
         """Durable when this returns; OSError: nothing of it counts. `state`: after them."""
+
+
+HEARD = (Joined, Silent, Back, FromNode)
+"""What nodes say, or do not: of these any number is decided together."""
 
 
 class Desk:
@@ -41,11 +46,14 @@ class Desk:
         """Actions that ask a carrier for something."""
         self._answers: list[str] = []
         self._sides = {name: NodeSide(term, node.agent, node.seq) for name, node in state.nodes.items()}
+        self._agenda = Agenda()
+        for name in self._sides:
+            self._agenda.set(name, 0)
         self._silence = Silence(state.run.setup.supervise.node_silent_s)
         self._pace = Pace(state.run.attempt, state.run.world)
         for name, node in state.nodes.items():
             if node.here and not node.silent_ns:
-                self._silence.heard(name, ns)
+                self._silence.expect(name, ns)
             else:
                 self._silence.silent(name, ns)
         for issued in state.pending.values():
@@ -68,19 +76,25 @@ class Desk:
             case Pulse():
                 self._pulse(ns, message)
             case Edge():
-                side = self._sides.get(message.node)
-                if side is not None and side.agent == message.agent and side.take(message):
-                    self.happened(FromNode(
-                        ns=ns, node=message.node, agent=message.agent, seq=message.seq, event=message.event
-                    ))
+                self._edge(ns, message)
             case Outdated():
                 self.outdated = self.outdated or message.term > self._term
+
+    def _edge(self, ns: int, edge: Edge) -> None:
+        side = self._sides.get(edge.node)
+        if side is None or side.agent != edge.agent:
+            return
+        if side.take(edge):
+            self.happened(FromNode(ns=ns, node=edge.node, agent=edge.agent, seq=edge.seq, event=edge.event))
+        else:
+            self._agenda.set(edge.node, side.next_ns)
 
     def _hello(self, ns: int, hello: Hello) -> None:
         self.outdated = self.outdated or hello.term > self._term
         side, node = self._sides.get(hello.node), self.state.nodes.get(hello.node)
         if side is not None and side.agent == hello.agent:
             side.hello(ns)
+            self._agenda.set(hello.node, side.next_ns)
             self._heard(ns, hello.node)
         if node is None or node.agent != hello.agent or not node.here:
             self.happened(Joined(
@@ -121,10 +135,9 @@ class Desk:
     def settle(self) -> None:
         """Decide what has happened, in one batch of the log."""
         state, records = self.state, list[AnyRecord]()
-        for event in self._events:
-            decided = decide(state, event)
-            for record in decided:
-                state = evolve(state, record)
+        for events in _together(self._events):
+            decided = decide(state, *events)
+            state = evolve(state, *decided)
             records += decided
         if records:
             try:
@@ -148,6 +161,7 @@ class Desk:
                 if isinstance(edge.event, Did):
                     side.did(edge.event.id)
                     self._answered(edge.event)
+                self._agenda.set(edge.node, side.next_ns)
 
     def _answered(self, did: Did) -> None:
         if did.id in self._carriers:
@@ -159,11 +173,14 @@ class Desk:
         if side is None or side.agent != joined.agent:
             side = self._sides[joined.node] = NodeSide(self._term, joined.agent)
         side.hello(joined.ns)
+        self._agenda.set(joined.node, side.next_ns)
         self._heard(joined.ns, joined.node)  # its predecessor's silence may be found after its Hello, in the same look
 
     def _issue(self, issued: Issued) -> None:
         if issued.action is not None:
-            self._sides[issued.node].ask(issued.id, issued.action)
+            side = self._sides[issued.node]
+            side.ask(issued.id, issued.action)
+            self._agenda.set(issued.node, side.next_ns)
             self._carriers |= {issued.id} if isinstance(issued.action, AskCarrier) else set()
         else:
             self._own.append(issued)
@@ -177,7 +194,12 @@ class Desk:
 
     def due(self, ns: int) -> list[tuple[str, FromCoordinator]]:
         """Messages to send now, each with its node."""
-        return [(node, message) for node, side in self._sides.items() for message in side.due(ns)]
+        found = []
+        for node in self._agenda.due(ns):
+            side = self._sides[node]
+            found += [(node, message) for message in side.due(ns)]
+            self._agenda.set(node, side.next_ns)
+        return found
 
     def own(self) -> list[Issued]:
         """Actions of the coordinator itself that are to be done now, each once."""
@@ -199,3 +221,12 @@ class Desk:
     def steps(self) -> dict[str, int]:
         """Node of the attempt that runs -> the last step that its ranks completed; -1: not known."""
         return self._pace.steps if self._pace.attempt == self.state.run.attempt else {}
+
+
+def _together(events: Sequence[AnyEvent]) -> Iterator[list[AnyEvent]]:
+    """In order; what nodes say at once in one piece, everything else by itself."""
+    for heard, some in itertools.groupby(events, lambda event: isinstance(event, HEARD)):
+        if heard:
+            yield list(some)
+        else:
+            yield from ([event] for event in some)

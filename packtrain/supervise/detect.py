@@ -5,6 +5,7 @@ Pure: times are handed in, of the watched clock. Only what changes becomes an ev
 
 from __future__ import annotations
 
+import heapq
 import statistics
 
 from packtrain.core.units import NS
@@ -20,6 +21,8 @@ SLOW_NS = 30 * NS
 """It must have been so for this long."""
 PROGRESS_NS = 5 * NS
 """How often the policy hears how far a world is, at most."""
+PACE_NS = NS
+"""How often step times are compared."""
 
 
 class WatchedClock:
@@ -36,19 +39,44 @@ class WatchedClock:
 
 
 class Silence:
-    """Which nodes are heard. `silent_s`: as in `supervise.node_silent_s`."""
+    """Which nodes are heard. `silent_s`: as in `supervise.node_silent_s`.
+
+    A node that is heard costs a timestamp. All of them wait in a queue, ordered by when they may be late at the
+    earliest, and a look touches those alone whose time has come.
+    """
 
     def __init__(self, silent_s: float) -> None:
         self._limit_ns = round(silent_s * NS)
         self._heard: dict[str, int] = {}
+        self._queue: list[tuple[int, str]] = []
+        """(when to look at it, node), a heap."""
+        self._queued: set[str] = set()
+        self._late: dict[str, None] = {}
+        """Beyond the limit and not told: most are, so it may be us. In order."""
         self._silent: set[str] = set()
+        self._awaited: set[str] = set()
+        self._came_ns = 0
+        """When the last of those that were awaited was heard."""
 
     def heard(self, node: str, ns: int) -> list[Back]:
         self._heard[node] = ns
-        if node not in self._silent:
+        if node in self._awaited:
+            self._awaited.discard(node)
+            self._came_ns = ns
+        if node in self._queued:
             return []
+        was_silent = node in self._silent
         self._silent.discard(node)
-        return [Back(ns=ns, node=node)]
+        self._late.pop(node, None)
+        self._wait(node, ns + self._limit_ns)
+        return [Back(ns=ns, node=node)] if was_silent else []
+
+    def expect(self, node: str, ns: int) -> None:
+        """It ought to speak from now on. Thousands that come back at once take turns at our door, so as long as one
+        after the other is heard the rest are not late."""
+        self._awaited.add(node)
+        self._heard[node] = self._came_ns = ns
+        self._wait(node, ns + self._limit_ns)
 
     def silent(self, node: str, ns: int) -> None:
         """It was when this began."""
@@ -57,15 +85,32 @@ class Silence:
 
     def look(self, ns: int) -> list[Silent]:
         """Those that fell silent since the last look."""
-        over = [
-            node for node, heard_ns in self._heard.items()
-            if node not in self._silent and ns - heard_ns >= self._limit_ns
-        ]
+        while self._queue and self._queue[0][0] <= ns:
+            self._due(heapq.heappop(self._queue)[1], ns)
+        over = [node for node in self._late if ns - self._since(node) >= self._limit_ns]
         heard = len(self._heard) - len(self._silent)
         if 2 <= heard < 2 * len(over):
-            over = [node for node in over if ns - self._heard[node] >= OURS_FACTOR * self._limit_ns]
+            over = [node for node in over if ns - self._since(node) >= OURS_FACTOR * self._limit_ns]
+        for node in over:
+            del self._late[node]
         self._silent.update(over)
-        return [Silent(ns=ns, node=node, seconds=(ns - self._heard[node]) / NS) for node in over]
+        return [Silent(ns=ns, node=node, seconds=(ns - self._since(node)) / NS) for node in over]
+
+    def _due(self, node: str, ns: int) -> None:
+        """Its time in the queue has come: it was heard since, or it is late."""
+        late_ns = self._since(node) + self._limit_ns
+        if late_ns > ns:
+            heapq.heappush(self._queue, (late_ns, node))
+        else:
+            self._queued.discard(node)
+            self._late[node] = None
+
+    def _since(self, node: str) -> int:
+        return max(self._heard[node], self._came_ns) if node in self._awaited else self._heard[node]
+
+    def _wait(self, node: str, ns: int) -> None:
+        self._queued.add(node)
+        heapq.heappush(self._queue, (ns, node))
 
 
 class Pace:
@@ -79,6 +124,7 @@ class Pace:
         self._slow_since: dict[str, int] = {}
         self._told: set[str] = set()
         self._told_step, self._told_ns = -1, 0
+        self._compared_ns = -PACE_NS
 
     def heard(self, node: str, step: int, step_s: float) -> None:
         self.steps[node], self._step_s[node] = step, step_s
@@ -88,8 +134,10 @@ class Pace:
 
     def _progress(self, ns: int) -> list[Progress]:
         """Completed by all: told when it is the first, and then seldom."""
-        step = min(self.steps.values()) if len(self.steps) >= self._nodes else -1
-        if step <= self._told_step or (self._told_step >= 0 and ns - self._told_ns < PROGRESS_NS):
+        if len(self.steps) < self._nodes or (self._told_step >= 0 and ns - self._told_ns < PROGRESS_NS):
+            return []
+        step = min(self.steps.values(), default=-1)
+        if step <= self._told_step:
             return []
         self._told_step, self._told_ns = step, ns
         known = [step_s for step_s in self._step_s.values() if step_s > 0]
@@ -97,6 +145,9 @@ class Pace:
         return [Progress(ns=ns, attempt=self.attempt, step=step, step_s=step_s)]
 
     def _slow(self, ns: int) -> list[Slow]:
+        if ns - self._compared_ns < PACE_NS:
+            return []
+        self._compared_ns = ns
         known = {node: step_s for node, step_s in self._step_s.items() if step_s > 0}
         if len(known) < 3:
             return []

@@ -32,7 +32,7 @@ from packtrain.supervise.messages import (
     TakeStacks,
     TellHeld,
 )
-from packtrain.supervise.state import ENDING, LAUNCHING, RUNNING, Issued, State, Trouble, Turn
+from packtrain.supervise.state import ENDING, LAUNCHING, RUNNING, Issued, Trouble, Turn
 
 STACKS_NS = 2 * NS
 """How long the end of a hung attempt waits for its stacks."""
@@ -87,12 +87,12 @@ def back(turn: Turn, event: Back) -> None:
     turn.node(event.node, here=True, silent_ns=0)
 
 
-def from_node(turn: Turn, event: FromNode, before: State) -> None:
+def from_node(turn: Turn, event: FromNode, done: Issued | None) -> None:
+    """`done`: the action whose outcome it tells."""
     edge, name = event.event, event.node
     if isinstance(edge, Did):
-        issued = before.pending.get(edge.id)
-        if issued is not None and issued.node == name:
-            _did(turn, name, edge, issued)
+        if done is not None:
+            _did(turn, name, edge, done)
         return
     if isinstance(edge, NodeLeaves):
         return _leaves(turn, name, edge)

@@ -71,11 +71,9 @@ def missing(turn: Turn) -> None:
 def end(turn: Turn, trouble: Trouble | None) -> None:
     """Kill what is left. `trouble` None: the ranks that ended say why."""
     reason = trouble.reason if trouble else "a worker ended"
+    left = {rank.node for rank in turn.ranks.values() if rank.status is None}
     for name, node in turn.nodes.items():
-        left = turn.run.stage == BRINGING or any(
-            rank.node == name and rank.status is None for rank in turn.ranks.values()
-        )
-        if node.attempt == turn.run.attempt and left:
+        if node.attempt == turn.run.attempt and (name in left or turn.run.stage == BRINGING):
             turn.do(name, EndWorkers(attempt=turn.run.attempt, reason=reason))
     turn.set(trouble=trouble)
     turn.say(f"attempt {turn.run.attempt} ends: {reason}")

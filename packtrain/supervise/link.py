@@ -6,7 +6,9 @@
 Nothing here blocks. What cannot be sent is counted and dropped, what is no message, or comes from somebody else than it
 says, is dropped and counted by cause: delivery.py repeats what matters. Strangers do not get past the handshake: the
 folder of allowed keys is asked for each (ZAP, rfc.zeromq.org/spec/27), and read anew when it has changed.
-Connections that die without a word are noticed by heartbeats and made again, later and later up to `RECONNECT_MS_MAX`.
+Connections that end are made again, later and later up to `RECONNECT_MS_MAX`. One that dies without a word is noticed
+by the agent, which hears its coordinator every two seconds (delivery.py) and calls anew; the coordinator's end of it is
+taken away by TCP. Heartbeats of ZMQ are off: beside pulses they say nothing new, and they were half of all frames.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from packtrain.core.errors import RunUnusable
+from packtrain.core.errors import RunUnusable, TooFewFiles
 from packtrain.core.platform import Platform
 from packtrain.core.units import NS
 from packtrain.supervise.keys import ALLOWED, Address, read_allowed, read_keys
@@ -34,14 +36,22 @@ QUEUED_MAX = 1000
 """Messages, for each connection and way."""
 AT_ONCE_MAX = 1000
 """Messages taken at one look."""
-HEARTBEAT_MS, HEARTBEAT_LATE_MS = 2000, 6000
+KEEPALIVE_S, KEEPALIVE_EACH_S, KEEPALIVE_MAX = 30, 10, 3
+"""TCP asks a peer that said nothing for so long whether it is there, again each ten seconds, and gives it up then."""
+UNACKNOWLEDGED_MS = 60_000
+"""TCP gives up a peer that took nothing for so long."""
 RECONNECT_MS, RECONNECT_MS_MAX = 100, 5000
-HANDSHAKE_MS = 10_000
+HANDSHAKE_MS = 30_000
+"""Thousands may be at the door at once."""
 BACKLOG = 4096
 LINGER_MS = 500
 """A last message may leave for so long."""
 ALLOWED_AGE_NS = NS
 """How long a revoked node may still be heard. Also how coarse the times of a file system may be."""
+READ_NS = NS // 5
+"""How often the folder is read while it may have changed without a trace, for the sake of strangers who knock."""
+SPARE_FILES = 256
+"""What a coordinator has open beside its connections, and more."""
 ZAP = "inproc://zeromq.zap.01"
 UNSENT, STRANGER, MALFORMED, OTHER_VERSION, IMPOSTOR = "unsent", "stranger", "malformed", "other version", "impostor"
 
@@ -77,8 +87,9 @@ def _unpack(data: bytes, decode: Callable[[bytes], Any], dropped: Counter[str]) 
 def _bounded(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     for option, value in (
         (zmq.SNDHWM, QUEUED_MAX), (zmq.RCVHWM, QUEUED_MAX), (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
-        (zmq.HEARTBEAT_IVL, HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_LATE_MS),
-        (zmq.HEARTBEAT_TTL, HEARTBEAT_LATE_MS), (zmq.HANDSHAKE_IVL, HANDSHAKE_MS), (zmq.RECONNECT_IVL, RECONNECT_MS),
+        (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S), (zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_EACH_S),
+        (zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_MAX), (zmq.TCP_MAXRT, UNACKNOWLEDGED_MS),
+        (zmq.HANDSHAKE_IVL, HANDSHAKE_MS), (zmq.RECONNECT_IVL, RECONNECT_MS),
         (zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX), (zmq.BACKLOG, BACKLOG), (zmq.LINGER, LINGER_MS),
     ):
         socket.setsockopt(option, value)
@@ -125,17 +136,17 @@ class _Ends:
 
 
 class Listener(_Ends):
-    """The coordinator's end. `where`: tcp://host:port, port 0 for any that is free. Raises RunUnusable, BadValue."""
+    """The coordinator's end, for `nodes` of them. `where`: tcp://host:port, port 0 for any that is free.
 
-    def __init__(self, platform: Platform, home: str, where: str) -> None:
+    Raises RunUnusable, BadValue, TooFewFiles.
+    """
+
+    def __init__(self, platform: Platform, home: str, where: str, nodes: int = 0) -> None:
+        open_files(nodes)
         super().__init__()
-        self._platform, self._home = platform, home
+        self._platform = platform
         public, secret = read_keys(platform, home)
-        self._allowed: dict[str, str] = {}
-        self._nodes: set[str] = set()
-        self._looked_ns = self._changed_ns = 0
-        self._modified_s = -1.0
-        _open_files()
+        self._guests = Guests(platform, home)
         self._doorkeeper = self._context.socket(zmq.REP)
         self._doorkeeper.bind(ZAP)
         self._router = _bounded(self._context.socket(zmq.ROUTER))
@@ -161,30 +172,34 @@ class Listener(_Ends):
     def receive(self) -> list[Arrived]:
         """What has arrived, at most `AT_ONCE_MAX`; strangers are answered on the way."""
         self._keep_door()
-        self._look_at_allowed()
-        arrived = []
-        for _ in range(AT_ONCE_MAX):
-            frames = self._frames(self._router)
-            if frames is None:
-                break
-            one = self._one(frames)
-            if one is not None:
-                arrived.append(one)
+        self._guests.look(self._platform.boot_ns())
+        arrived: list[Arrived] = []
+        with suppress(zmq.ZMQError):
+            for _ in range(AT_ONCE_MAX):
+                peer = self._router.recv(zmq.NOBLOCK)
+                frame = self._router.recv(zmq.NOBLOCK, copy=False)
+                if frame.more:
+                    self._drop_rest()
+                elif (one := self._one(peer, frame)) is not None:
+                    arrived.append(one)
         return arrived
 
-    def _one(self, frames: list[zmq.Frame]) -> Arrived | None:
-        if len(frames) != 2:
-            self.dropped[MALFORMED] += 1
-            return None
-        node = str(frames[1].get("User-Id"))
-        if node not in self._nodes:
+    def _one(self, peer: bytes, frame: zmq.Frame) -> Arrived | None:
+        node = str(frame.get("User-Id"))
+        if node not in self._guests.nodes:
             self.dropped[STRANGER] += 1
             return None
-        message = _unpack(frames[1].bytes, _from_agent, self.dropped)
+        message = _unpack(frame.bytes, _from_agent, self.dropped)
         if message is not None and message.node != node:
             self.dropped[IMPOSTOR] += 1
             return None
-        return None if message is None else Arrived(frames[0].bytes, node, message)
+        return None if message is None else Arrived(peer, node, message)
+
+    def _drop_rest(self) -> None:
+        """A message has two frames; the rest of this one is thrown away."""
+        self.dropped[MALFORMED] += 1
+        while self._router.recv(zmq.NOBLOCK, copy=False).more:
+            continue
 
     def send(self, peer: bytes, message: FromCoordinator) -> bool:
         """False when it was dropped: no such connection, or it takes no more."""
@@ -194,33 +209,67 @@ class Listener(_Ends):
         """Answer those who knock: 200 with the name of the node, or 400."""
         while (frames := self._frames(self._doorkeeper)) is not None:
             asked = [frame.bytes for frame in frames]
-            self._look_at_allowed(now=True)
-            node = self._allowed.get(z85.encode(asked[6]).decode(), "") if len(asked) == 7 else ""
+            key = z85.encode(asked[6]).decode() if len(asked) == 7 else ""
+            node = self._guests.name(key, self._platform.boot_ns())
             self.dropped[STRANGER] += not node
             code, text = (b"200", b"welcome") if node else (b"400", b"this key is not allowed here")
             answer = (b"1.0", asked[1] if len(asked) > 1 else b"", code, text, node.encode(), b"")
             self._send(self._doorkeeper, *answer)
 
-    def _look_at_allowed(self, now: bool = False) -> None:
-        """Read the folder where it has changed since it was read. What cannot be read is as it was."""
-        ns = self._platform.boot_ns()
-        if not now and ns - self._looked_ns < ALLOWED_AGE_NS:
-            return
+
+class Guests:
+    """Who may come in: the folder of allowed keys, as it was at most `ALLOWED_AGE_NS` ago. Of 12,500 nodes a reading
+    takes a good part of a second, so it is read where it has changed and not for each who knocks."""
+
+    def __init__(self, platform: Platform, home: str) -> None:
+        self.nodes: set[str] = set()
+        """Names of all."""
+        self._platform, self._folder, self._home = platform, f"{home}/{ALLOWED}", home
+        self._names: dict[str, str] = {}
+        """Key -> name."""
+        self._looked_ns = self._changed_ns = self._read_ns = 0
+        self._modified_s = -1.0
+
+    def name(self, key: str, ns: int) -> str:
+        """Of the node with this key; empty: it may not come in."""
+        if key not in self._names:
+            self._look(ns)
+        return self._names.get(key, "")
+
+    def look(self, ns: int) -> None:
+        """Once in `ALLOWED_AGE_NS`, however often it is called."""
+        if ns - self._looked_ns >= ALLOWED_AGE_NS:
+            self._look(ns)
+
+    def _look(self, ns: int) -> None:
+        """Read what has changed, and once more when the change is old enough: another one in the same tick of the file
+        system's clock shows nowhere. What cannot be read is as it was."""
         self._looked_ns = ns
         with suppress(OSError):
-            modified_s = self._platform.modified_s(f"{self._home}/{ALLOWED}")
+            modified_s = self._platform.modified_s(self._folder)
             if modified_s != self._modified_s:
                 self._changed_ns = ns
-            if ns - self._changed_ns <= ALLOWED_AGE_NS:
-                self._allowed = read_allowed(self._platform, self._home)
-                self._nodes, self._modified_s = set(self._allowed.values()), modified_s
+            elif self._read_ns - self._changed_ns > ALLOWED_AGE_NS or ns - self._read_ns < READ_NS:
+                return
+            self._names = read_allowed(self._platform, self._home)
+            self.nodes, self._modified_s, self._read_ns = set(self._names.values()), modified_s, ns
 
 
-def _open_files() -> None:
-    """As many connections as this machine lets us have."""
+def open_files(connections: int) -> int:
+    """How many files this process may have open now: as many as the machine lets it have. Raises TooFewFiles."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard)) if soft != hard else None
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed != resource.RLIM_INFINITY and allowed < connections + SPARE_FILES:
+        raise TooFewFiles(
+            f"{connections} nodes need a connection each, and this process may have {allowed} files open",
+            where="RLIMIT_NOFILE (ulimit -Hn)",
+            fix=f"raise the hard limit to {connections + SPARE_FILES} or more where it runs: LimitNOFILE of "
+                "its service, or nofile in /etc/security/limits.conf",
+        )
+    return allowed
 
 
 class Caller(_Ends):

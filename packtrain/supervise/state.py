@@ -274,19 +274,12 @@ ANSWERED = ("begin", "bring_back", "wrap_up")
 """Own actions that stay to be done until an event says that they are; the others are said once."""
 
 
-def evolve(state: State, record: AnyRecord) -> State:
-    """The state after a record. Pure, and all that a replay does."""
-    match record:
-        case Consumed():
-            return _consumed(state, record.event)
-        case Decided():
-            return state
-        case Changed():
-            return _changed(state, record)
-        case Issued():
-            run = change(state.run, next_id=record.id + 1)
-            kept = record.own is None or is_answered(record.own)
-            return change(state, run=run, pending={**state.pending, record.id: record} if kept else state.pending)
+def evolve(state: State, *records: AnyRecord) -> State:
+    """The state after these records, one after the other. Pure, and all that a replay does."""
+    known = Known(state)
+    for record in records:
+        known.take(record)
+    return known.state()
 
 
 def is_answered(own: Own) -> bool:
@@ -295,18 +288,6 @@ def is_answered(own: Own) -> bool:
 
 def change(struct: Any, **fields: Any) -> Any:
     return msgspec.structs.replace(struct, **fields)
-
-
-def _consumed(state: State, event: AnyEvent) -> State:
-    """An edge is never consumed again, and what was done is pending no longer."""
-    state = change(state, ns=max(state.ns, event.ns))
-    if isinstance(event, FromNode):
-        node = change(state.nodes[event.node], seq=event.seq)
-        state = change(state, nodes={**state.nodes, event.node: node})
-    done = state.pending.get(_done_id(event))
-    if done is None or done.node != getattr(event, "node", ""):
-        return state
-    return change(state, pending={id: one for id, one in state.pending.items() if id != done.id})
 
 
 def _done_id(event: AnyEvent) -> int:
@@ -318,68 +299,151 @@ def _done_id(event: AnyEvent) -> int:
     return 0
 
 
-def _changed(state: State, record: Changed) -> State:
-    return change(
-        state,
-        run=state.run if record.run is UNSET else record.run,
-        nodes={**state.nodes, **record.nodes} if record.nodes else state.nodes,
-        ranks=record.ranks if record.anew else {**state.ranks, **record.ranks} if record.ranks else state.ranks,
-        pending={id: one for id, one in state.pending.items() if id not in record.dropped}
-        if record.dropped else state.pending,
-    )
+class Known:
+    """A state while it changes. Of nodes, ranks and actions there may be tens of thousands: each of the three is copied
+    when it changes for the first time, and then changed in place. Nothing else ever sees those copies before `state`.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.ns, self.run = state.ns, state.run
+        self.nodes, self.ranks, self.pending = state.nodes, state.ranks, state.pending
+        self._copied: set[str] = set()
+
+    def state(self) -> State:
+        """What has come of it; further changes are made to further copies."""
+        self._copied.clear()
+        return State(ns=self.ns, run=self.run, nodes=self.nodes, ranks=self.ranks, pending=self.pending)
+
+    def set_node(self, name: str, node: Node) -> None:
+        self._copy("nodes")
+        self.nodes[name] = node
+
+    def set_rank(self, number: int, rank: Rank) -> None:
+        self._copy("ranks")
+        self.ranks[number] = rank
+
+    def set_ranks(self, ranks: dict[int, Rank]) -> None:
+        """These are all."""
+        self.ranks = ranks
+        self._copied.discard("ranks")
+
+    def drop(self, id: int) -> None:
+        """An action that need not be done any more."""
+        self._copy("pending")
+        self.pending.pop(id, None)
+
+    def _copy(self, what: str) -> None:
+        if what not in self._copied:
+            self._copied.add(what)
+            setattr(self, what, dict(getattr(self, what)))
+
+    def take(self, record: AnyRecord) -> None:
+        match record:
+            case Consumed():
+                self.consume(record.event)
+            case Changed():
+                self._change(record)
+            case Issued():
+                self.run = change(self.run, next_id=record.id + 1)
+                if record.own is None or is_answered(record.own):
+                    self._copy("pending")
+                    self.pending[record.id] = record
+
+    def consume(self, event: AnyEvent) -> Issued | None:
+        """An edge is never consumed again, and what was done is pending no longer: then it is returned."""
+        self.ns = max(self.ns, event.ns)
+        if isinstance(event, FromNode):
+            self.set_node(event.node, change(self.nodes[event.node], seq=event.seq))
+        done = self.pending.get(_done_id(event))
+        if done is None or done.node != getattr(event, "node", ""):
+            return None
+        self.drop(done.id)
+        return done
+
+    def _change(self, record: Changed) -> None:
+        self.run = self.run if record.run is UNSET else record.run
+        if record.anew:
+            self.set_ranks(record.ranks)
+        for name, node in record.nodes.items():
+            self.set_node(name, node)
+        for number, rank in record.ranks.items() if not record.anew else ():
+            self.set_rank(number, rank)
+        for id in record.dropped:
+            self.drop(id)
 
 
-# --- a turn: what one event leads to -----------------------------------------------------------------
+# --- a turn: what events lead to ---------------------------------------------------------------------
 
 
 class Turn:
-    """Collects what an event changes, so that rules read from top to bottom. Lives inside one call of `decide`."""
+    """Collects what events change, so that rules read from top to bottom. Lives inside one call of `decide`."""
 
-    def __init__(self, state: State, ns: int, wall_s: float = 0.0) -> None:
-        self._before = self._state = state
-        self.ns, self.wall_s = ns, wall_s
+    def __init__(self, state: State) -> None:
+        self.ns, self.wall_s = state.ns, 0.0
+        self._known = Known(state)
+        self._run = state.run
+        """Before this turn. What follows: as a replay of the events alone would leave it."""
+        self._nodes: dict[str, Node | None] = {}
+        """Those that changed."""
+        self._ranks: dict[int, Rank | None] = {}
         self._anew = False
+        self._dropped: list[int] = []
         self._said: list[AnyRecord] = []
         self._issued: list[Issued] = []
 
     @property
     def run(self) -> Run:
-        return self._state.run
+        return self._known.run
 
     @property
     def nodes(self) -> dict[str, Node]:
-        return self._state.nodes
+        return self._known.nodes
 
     @property
     def ranks(self) -> dict[int, Rank]:
-        return self._state.ranks
+        return self._known.ranks
 
     @property
     def pending(self) -> list[Issued]:
-        """Issued before this event or by it, and not done."""
-        return [*self._state.pending.values(), *self._issued]
+        """Issued before this turn or by it, and not done."""
+        return [*self._known.pending.values(), *self._issued]
+
+    def is_pending(self, id: int) -> bool:
+        """Whether it was issued before this turn, and is not done."""
+        return id in self._known.pending
+
+    def consume(self, event: AnyEvent) -> Issued | None:
+        """The next event; the action that is done by it, if one is."""
+        self.ns = event.ns
+        if isinstance(event, FromNode) and event.node in self._nodes:
+            before = self._nodes[event.node]
+            assert before is not None, "edges of a node come after its Joined is in the log"
+            self._nodes[event.node] = change(before, seq=event.seq)
+        return self._known.consume(event)
 
     def set(self, **fields: Any) -> None:
-        self._state = change(self._state, run=change(self.run, **fields))
+        self._known.run = change(self.run, **fields)
 
     def enter(self, stage: str) -> None:
         self.set(stage=stage, since_ns=self.ns)
 
     def node(self, name: str, **fields: Any) -> None:
-        node = change(self.nodes.get(name, Node()), **fields)
-        self._state = change(self._state, nodes={**self.nodes, name: node})
+        self._nodes.setdefault(name, self.nodes.get(name))
+        self._known.set_node(name, change(self.nodes.get(name, Node()), **fields))
 
     def rank(self, number: int, **fields: Any) -> None:
-        ranks = {**self.ranks, number: change(self.ranks[number], **fields)}
-        self._state = change(self._state, ranks=ranks)
+        self._ranks.setdefault(number, self.ranks[number])
+        self._known.set_rank(number, change(self.ranks[number], **fields))
 
     def new_ranks(self, ranks: dict[int, Rank]) -> None:
-        self._state, self._anew = change(self._state, ranks=ranks), True
+        self._known.set_ranks(ranks)
+        self._anew = True
 
     def drop(self, name: str) -> None:
         """What was issued for a node and is not done never will be."""
-        pending = {id: one for id, one in self._state.pending.items() if one.node != name}
-        self._state = change(self._state, pending=pending)
+        for id in [id for id, one in self._known.pending.items() if one.node == name]:
+            self._dropped.append(id)
+            self._known.drop(id)
 
     def say(self, what: str) -> None:
         self._said.append(Decided(what=what))
@@ -395,17 +459,14 @@ class Turn:
 
     def records(self) -> list[AnyRecord]:
         """What changed and what was issued, in the order in which `evolve` takes them."""
-        before, after = self._before, self._state
         changed = Changed(
-            run=UNSET if after.run == before.run else after.run,
-            nodes=_patch(before.nodes, after.nodes),
-            ranks=after.ranks if self._anew else _patch(before.ranks, after.ranks), anew=self._anew,
-            dropped=tuple(id for id in before.pending if id not in after.pending),
+            run=UNSET if self.run == self._run else self.run,
+            nodes=_patch(self._nodes, self.nodes),
+            ranks=self.ranks if self._anew else _patch(self._ranks, self.ranks), anew=self._anew,
+            dropped=tuple(self._dropped),
         )
         return [*self._said, *([] if changed == Changed() else [changed]), *self._issued]
 
 
-def _patch(before: dict[K, V], after: dict[K, V]) -> dict[K, V]:
-    if before is after:
-        return {}
-    return {key: value for key, value in after.items() if before.get(key) != value}
+def _patch(before: dict[K, V | None], after: dict[K, V]) -> dict[K, V]:
+    return {key: after[key] for key, value in before.items() if value != after[key]}

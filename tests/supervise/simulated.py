@@ -372,10 +372,12 @@ class Coordinator:
                 attempt, number, step = sim.commits.begin(own.back, own.writers, found.memory)
                 sim.restored[attempt] = step
                 self.log.kill("begun")
-                self.desk.happened(Begun(
-                    ns=ns, id=id, attempt=attempt, begin=number, step=step, rolled_back=bool(own.back),
+                begun = Begun(
+                    id=id, attempt=attempt, begin=number, step=step, rolled_back=bool(own.back),
                     memory=found.memory is not None, memory_from=found.moves, note=found.note,
-                ))
+                )
+                late_s = sim.begin_s and sim.random.uniform(0, sim.begin_s)  # nobody waits for the commit log's disk
+                sim.later(late_s, lambda: self.desk.happened(msgspec.structs.replace(begun, ns=self.clock.ns)))
             case BringBack():
                 self.desk.happened(Done(ns=ns, id=id))
             case Write():
@@ -394,12 +396,12 @@ class Simulation:
     def __init__(
         self, seed: int = 0, nodes: int = 3, spares: int = 1, procs: int = 1, steps: int = 40,
         worlds: tuple[int, ...] = (1, 2), loss: float = 0.0, quick: bool = True, plain: bool = False,
-        memory: bool = False, peers: bool = False,
+        memory: bool = False, peers: bool = False, begin_s: float = 0.0,
     ) -> None:
         self.random = random.Random(seed)
         self.quick, self.procs, self.steps, self.loss = quick, procs, steps, loss
         self.setup = Setup(nodes=nodes, procs=procs, worlds=worlds, supervise=CONFIG, plain=plain, memory=memory)
-        self.peers = peers
+        self.peers, self.begin_s = peers, begin_s
         self.held: dict[Node, list[Held]] = {}
         """What lies in the memory of each; it outlives agents."""
         self.launches: list[m.Launch] = []

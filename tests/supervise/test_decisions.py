@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import pathlib
 
+import msgspec
 import pytest
 
 from packtrain.core.errors import DecisionsDamaged
@@ -137,3 +138,17 @@ def test_segments_end_and_old_ones_go(tmp_path: pathlib.Path) -> None:
         state = grown(log, state, [f"{'n' * 60}{n}" + "x" * 60])
         log._written += decisions.SEGMENT_BYTES // 9
     assert len(list(tmp_path.iterdir())) == 2 and Decisions(LocalPlatform(), str(tmp_path)).replay() == state
+
+
+def test_a_large_snapshot_is_not_written_with_each_batch() -> None:
+    """Where a snapshot is larger than a segment ought to be the segment grows to four times the snapshot."""
+    platform = fake()
+    log = Decisions(platform, FOLDER)
+    log.replay()
+    state = grown(log, opened(), ["n0"])
+    node = msgspec.structs.replace(state.nodes["n0"], held="x" * 2 * decisions.SEGMENT_BYTES)
+    state = msgspec.structs.replace(state, nodes={"n0": node})
+    log.close()
+    state = grown(log, state, [f"n{n}" for n in range(1, 30)])
+    assert platform.listdir(FOLDER) == ["000001.jsonl", "000002.jsonl"]
+    assert Decisions(platform, FOLDER).replay() == state

@@ -13,9 +13,11 @@ from packtrain.core.units import NS
 from packtrain.supervise.delivery import (
     ALIVE_NS,
     LOST_NS,
+    LOST_NS_MAX,
     OUTCOMES_MAX,
     WAITING_MAX,
     WINDOW,
+    Agenda,
     AgentSide,
     Done,
     NodeSide,
@@ -23,11 +25,13 @@ from packtrain.supervise.delivery import (
 )
 from packtrain.supervise.messages import (
     Acknowledge,
+    CarrierEnded,
     Did,
     Do,
     Edge,
     EndWorkers,
     Hello,
+    Leave,
     Outdated,
     Pulse,
     RankEnded,
@@ -230,7 +234,7 @@ def test_an_agent_that_starts_again_remembers_the_term() -> None:
 
 
 def test_a_silent_coordinator_is_looked_for_anew() -> None:
-    """After `LOST_NS` without a word, and again each `LOST_NS`; a coordinator is silent for `ALIVE_NS` at most."""
+    """After `LOST_NS` without a word, or half as much again; a coordinator is silent for `ALIVE_NS` at most."""
     agent, node = AgentSide("n0", "a"), NodeSide(1, "a")
     assert agent.lost(100 * NS)
     agent.anew(100 * NS)
@@ -241,10 +245,63 @@ def test_a_silent_coordinator_is_looked_for_anew() -> None:
             agent.arrived(ns, message)
         assert not agent.lost(ns) and agent.joined
     assert ALIVE_NS < LOST_NS and not agent.lost(ns + LOST_NS - ALIVE_NS - 1)
-    assert agent.lost(ns + LOST_NS)
+    assert agent.lost(ns + LOST_NS * 3 // 2)
     agent.anew(ns + LOST_NS)
     assert not agent.joined and not agent.lost(ns + 2 * LOST_NS - 1)
     assert [type(m) for m in agent.due(ns + LOST_NS, HELLO, PULSE)] == [Hello]
+
+
+def first_lost(agent: AgentSide, ns: int) -> int:
+    """How long after `ns` it looks for its coordinator."""
+    return next(later for later in range(0, 60 * NS, NS // 100) if agent.lost(ns + later))
+
+
+def test_agents_that_lose_their_coordinator_at_once_do_not_call_at_once() -> None:
+    """Each waits between `LOST_NS` and half as much again, spread evenly; who called in vain waits twice as long at
+    most, and who was answered as long as at first."""
+    many = [AgentSide(f"n{n}", f"token{n}") for n in range(1000)]
+    for agent in many:
+        agent.anew(100 * NS)
+    waits = sorted(first_lost(agent, 100 * NS) for agent in many)
+    assert waits[0] >= LOST_NS and waits[-1] <= LOST_NS * 3 // 2 + NS // 100
+    assert 0.2 < sum(wait < LOST_NS * 5 // 4 for wait in waits) / len(waits) < 0.8
+    one, first = many[0], first_lost(many[0], 100 * NS)
+    for ns in (200 * NS, 300 * NS, 400 * NS):
+        one.anew(ns)
+        assert first < first_lost(one, ns) <= LOST_NS_MAX * 3 // 2
+    one.arrived(401 * NS, Welcome(term=1, seq=0))
+    assert abs(first_lost(one, 401 * NS) - first) <= NS // 50
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ask", "hello", "edge", "did", ""]), st.integers(0, 3 * NS)), max_size=60))
+def test_a_coordinator_speaks_when_it_said_it_would(story: list[tuple[str, int]]) -> None:
+    """`next_ns` is when `due` has something to say next: before it nothing, then something, whatever happened."""
+    node, ns, id, seq = NodeSide(1, "a"), NS, 0, 0
+    for kind, passed_ns in story:
+        ns += passed_ns
+        match kind:
+            case "ask":
+                id += 1
+                node.ask(id, Leave(reason="over"))
+            case "hello":
+                node.hello(ns)
+            case "edge":
+                seq += 1
+                node.take(Edge(node="n0", agent="a", seq=seq, ns=0, event=CarrierEnded(attempt=1, why="")))
+                node.logged()
+            case "did":
+                node.did(id)
+        due_ns = node.next_ns
+        assert bool(node.due(ns)) == (due_ns <= ns)
+        assert node.next_ns > ns
+
+
+def test_an_agenda_names_each_once_and_in_time() -> None:
+    """What was set last counts, earlier or later; a name comes once for each time it was set."""
+    agenda = Agenda()
+    for name, at_ns in (("a", 5), ("b", 7), ("a", 9), ("c", 8), ("c", 2), ("b", 7)):
+        agenda.set(name, at_ns)
+    assert [agenda.due(ns) for ns in (1, 2, 6, 7, 8, 9, 10)] == [[], ["c"], [], ["b"], [], ["a"], []]
 
 
 def test_a_day_without_a_coordinator_takes_no_memory() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from packtrain.core.errors import Contradiction
 from packtrain.core.units import NS
 from packtrain.supervise.config import SuperviseConfig
-from packtrain.supervise.detect import Pace, Silence, WatchedClock
+from packtrain.supervise.detect import OURS_FACTOR, Pace, Silence, WatchedClock
 from packtrain.supervise.events import Progress, Slow
 
 
@@ -49,6 +51,56 @@ def test_a_node_that_was_silent_before_is_told_back() -> None:
     silence = Silence(3.0)
     silence.silent("a", 0)
     assert not silence.look(9 * NS) and [one.node for one in silence.heard("a", 9 * NS)] == ["a"]
+
+
+def test_who_comes_back_takes_turns() -> None:
+    """After a coordinator began, its nodes may come one after the other for as long as that takes; who is not heard
+    within the limit after the last of them is silent."""
+    silence = Silence(3.0)
+    for node in "abcdefgh":
+        silence.expect(node, 0)
+    for count in range(1, 7):
+        for node in "abcdef"[:count]:
+            assert not silence.heard(node, 2 * count * NS)
+        assert not silence.look(2 * count * NS)
+    assert not silence.look(12 * NS + 3 * NS - 1)
+    for node in "abcdef":
+        silence.heard(node, 15 * NS)
+    assert [(one.node, one.seconds) for one in silence.look(15 * NS)] == [("g", 3.0), ("h", 3.0)]
+
+
+class Scanned:
+    """What `Silence` must conclude, by looking at every node each time."""
+
+    def __init__(self, limit_ns: int) -> None:
+        self.limit_ns, self.since, self.silent = limit_ns, dict[str, int](), set[str]()
+
+    def heard(self, node: str, ns: int) -> bool:
+        self.since[node] = ns
+        was = node in self.silent
+        self.silent.discard(node)
+        return was
+
+    def look(self, ns: int) -> set[str]:
+        quiet = {node: ns - since for node, since in self.since.items() if node not in self.silent}
+        over = {node for node, passed in quiet.items() if passed >= self.limit_ns}
+        if 2 <= len(quiet) < 2 * len(over):
+            over = {node for node in over if quiet[node] >= OURS_FACTOR * self.limit_ns}
+        self.silent |= over
+        return over
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2 * NS)), max_size=80))
+def test_silence_is_what_a_look_at_every_node_finds(story: list[tuple[int, int]]) -> None:
+    """Whoever is heard and whenever it is looked: the queue finds the same nodes at the same looks, and the same ends
+    of silence. 4 stands for a look."""
+    silence, scanned, ns = Silence(3.0), Scanned(3 * NS), 0
+    for what, passed_ns in story:
+        ns += passed_ns
+        if what == 4:
+            assert {one.node for one in silence.look(ns)} == scanned.look(ns)
+        else:
+            assert bool(silence.heard(str(what), ns)) == scanned.heard(str(what), ns)
 
 
 def test_progress_is_told_seldom() -> None:

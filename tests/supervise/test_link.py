@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import resource
 import socket
 from collections.abc import Callable, Iterator
 
@@ -11,9 +12,10 @@ import msgspec
 import pytest
 import zmq
 
-from packtrain.core.errors import BadValue, RunUnusable
+from packtrain.core.errors import BadValue, RunUnusable, TooFewFiles
 from packtrain.core.fake import FakeDisk, FakePlatform
 from packtrain.core.platform import LocalPlatform
+from packtrain.core.units import NS
 from packtrain.supervise import keys
 from packtrain.supervise.keys import Address
 from packtrain.supervise.link import (
@@ -23,11 +25,14 @@ from packtrain.supervise.link import (
     MESSAGE_BYTES_MAX,
     OTHER_VERSION,
     QUEUED_MAX,
+    SPARE_FILES,
     STRANGER,
     UNSENT,
     Arrived,
     Caller,
+    Guests,
     Listener,
+    open_files,
     pack,
 )
 from packtrain.supervise.messages import Acknowledge, Pulse, Welcome
@@ -234,6 +239,62 @@ def test_keys_are_made_once_and_kept_from_others(tmp_path: pathlib.Path) -> None
         keys.allow(PLATFORM, home, "../n1", "x" * 40)
     with pytest.raises(RunUnusable, match="no keys can be made"):
         keys.make_keys(PLATFORM, f"{home}/nowhere")
+
+
+def test_too_few_files_is_one_clear_error(tmp_path: pathlib.Path) -> None:
+    """What may be open is raised as far as the machine lets it; where that is too few for the nodes, the message says
+    how many are needed, and nothing is opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        assert open_files(10) == hard
+        with pytest.raises(TooFewFiles, match=f"{hard} nodes need") as caught:
+            Listener(PLATFORM, str(tmp_path), LOOPBACK, nodes=hard)
+        assert str(hard + SPARE_FILES) in caught.value.fix
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Reads(FakePlatform):
+    """Counts how often a key is read."""
+
+    reads = 0
+
+    def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
+        self.reads += "/allowed/" in path
+        return super().read(path, offset, size)
+
+
+def test_the_folder_of_keys_is_not_read_for_each_who_knocks() -> None:
+    """A thousand nodes and a thousand strangers who knock within a second cost a handful of readings; whoever is
+    allowed, or is not any more, is known at the next knock or a second later, also where the folder's time does not
+    show it."""
+    platform = Reads(FakeDisk())
+    platform.mkdir("/c")
+    publics = [keys.make_keys(platform, platform.mkdir(f"/n{n}") or f"/n{n}") for n in range(3)]
+    keys.allow(platform, "/c", "n0", publics[0])
+    guests, began_ns = Guests(platform, "/c"), platform.boot_ns()
+    for n in range(1000):
+        ns = began_ns + n * NS // 1000
+        assert guests.name(publics[0], ns) == "n0" and not guests.name(f"stranger {n}", ns)
+    assert platform.reads <= 6
+    platform.sleep(5.0)
+    keys.allow(platform, "/c", "n1", publics[1])
+    assert guests.name(publics[1], platform.boot_ns()) == "n1", "the time of the folder says that it has changed"
+    keys.allow(platform, "/c", "n2", publics[2])
+    platform.sleep(1.2)
+    assert guests.name(publics[2], platform.boot_ns()) == "n2"
+    keys.revoke(platform, "/c", "n1")
+    platform.sleep(1.2)
+    guests.look(platform.boot_ns())
+    assert guests.nodes == {"n0", "n2"} and not guests.name(publics[1], platform.boot_ns())
+    platform.sleep(5.0)
+    guests.look(platform.boot_ns())
+    reads = platform.reads
+    for _ in range(100):
+        platform.sleep(1.0)
+        guests.look(platform.boot_ns())
+    assert platform.reads == reads
 
 
 def test_files_in_the_folder_that_are_no_keys_are_left_out() -> None:

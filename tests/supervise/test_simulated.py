@@ -26,7 +26,8 @@ def world_of(seed: int, **options: Any) -> tuple[Simulation, list[str]]:
     chosen = {
         "nodes": chance.choice([1, 2, 3, 4]), "spares": chance.choice([0, 1, 2]), "procs": chance.choice([1, 2]),
         "loss": chance.choice([0.0, 0.0, 0.1, 0.3]),
-        "memory": seed % 3 == 0, "peers": seed % 2 == 0, **options,
+        "memory": seed % 3 == 0, "peers": seed % 2 == 0, "begin_s": (0.0, 0.0, 0.3, 3.0, 20.0)[seed % 5],
+        **options,
     }
     sim = Simulation(seed, **chosen)
     faults = [chance.choice(sorted(FAULTS)) for _ in range(chance.randint(1, 8))]
