@@ -43,7 +43,7 @@ def save_limits(supervise: SuperviseConfig, checkpoint: CheckpointConfig) -> lis
 
 
 def _in_order(rungs: list[Rung]) -> Finding:
-    words = " < ".join(map(_words, rungs))
+    words = " <= ".join(map(_words, rungs))
     if all(inner.seconds <= outer.seconds for inner, outer in pairwise(rungs)):
         return Finding(OK, "limits", words)
     return Finding(WARN, "limits", words, f"lower {rungs[0].key}, or raise supervise.carrier_overdue_s")

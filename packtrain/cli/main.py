@@ -17,6 +17,7 @@ try:
     from packtrain.cli import (
         attach,
         breaking,
+        change,
         ckpt,
         data,
         doctor,
@@ -80,6 +81,7 @@ app.command("attach")(attach.attach)
 app.command("stop")(words.stop)
 app.command("pause")(words.pause)
 app.command("resume")(words.resume)
+app.command("set")(change.set_)
 app.command("drain")(words.drain)
 app.command("cordon")(words.cordon)
 app.command("break")(breaking.break_)

@@ -99,6 +99,14 @@ class RetentionDone(Record, tag="retention_done"):
 # --- a run on several nodes (written by its coordinator) ----------------------------------------------
 
 
+class SpecChanged(Record, tag="spec_changed"):
+    """A person changed values of a run that had begun: its spec of this number has them."""
+
+    spec: int
+    changes: list[str]
+    """`key: old -> new` each."""
+
+
 class CoordinatorBegan(Record, tag="coordinator_began"):
     term: int
     log: str
@@ -399,7 +407,7 @@ AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone | CarrierGivenUp
     | HomeBack | CoordinatorBegan | AgentStarted | WorldChosen | NodeLost | NodeBack | NodeSuspected | NodeCordoned
-    | SharedCauseSeen | ReplayOrdered | StacksTaken | FaultInjected | FaultMissed | RunFinished
+    | SharedCauseSeen | SpecChanged | ReplayOrdered | StacksTaken | FaultInjected | FaultMissed | RunFinished
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
     | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | RestoreDone | TrainingDone
 )

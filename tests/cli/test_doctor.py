@@ -187,7 +187,7 @@ def test_saves_stand_in_the_ladder() -> None:
     """What a last save may take lies within the grace; a deadline that a carrier would not live to see is a warning
     with both ways out."""
     last, patience = limits.save_limits(SuperviseConfig(grace_s=50), CheckpointConfig(deadline_s=300))
-    assert last.found.startswith("40 s the last save (") and " < 50 s grace_s (" in last.found
+    assert last.found.startswith("40 s the last save (") and " <= 50 s grace_s (" in last.found
     assert (last.verdict, patience.verdict) == (OK, OK) and "300 s checkpoint.deadline_s" in patience.found
     last, patience = limits.save_limits(SuperviseConfig(), CheckpointConfig(deadline_s=301))
     assert (last.verdict, patience.verdict) == (OK, WARN)

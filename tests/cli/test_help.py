@@ -12,7 +12,7 @@ ALLOWED = {"packtrain", "typer", "click", "annotated_doc", "shellingham", "typin
 
 OURS = {"packtrain", "packtrain.cli", "packtrain.core", "packtrain.core.errors"} | {
     f"packtrain.cli.{name}" for name in (
-        "attach", "breaking", "ckpt", "ckpt_copy", "ckpt_diff", "ckpt_import", "ckpt_keep", "ckpt_repair",
+        "attach", "breaking", "change", "ckpt", "ckpt_copy", "ckpt_diff", "ckpt_import", "ckpt_keep", "ckpt_repair",
         "ckpt_restore", "ckpt_show", "ckpt_verify", "data", "doctor", "ending", "export", "first_light", "logs", "main",
         "options", "places", "ps", "report", "run", "runs", "sample", "shape", "storm_demo", "train", "words",
     )
@@ -45,7 +45,7 @@ def test_help_lists_every_verb(tmp_path: pathlib.Path) -> None:
     assert code == 0
     verbs = (
         "first-light", "train", "run", "sample", "data", "doctor", "runs", "report", "ps", "logs", "attach", "stop",
-        "break", "storm-demo",
+        "break", "set", "storm-demo",
     )
     for verb in verbs:
         line = next(line for line in out.splitlines() if line.startswith(f"  {verb} "))

@@ -1,0 +1,70 @@
+"""`packtrain set`: what of a run that has begun may change, and what stays."""
+
+from __future__ import annotations
+
+import pathlib
+
+import msgspec
+import pytest
+
+from packtrain.cli import spec
+from packtrain.cli.change import refusal, when
+from packtrain.core.journal import read_folder
+from packtrain.core.platform import LocalPlatform
+from packtrain.core.records import SpecChanged
+from packtrain.recipes.spec import RunSpec
+from tests.cli.home import said
+from tests.cli.stand_in import standing_in
+
+
+@pytest.fixture
+def run(home: pathlib.Path) -> pathlib.Path:
+    folder = home / "runs" / "it"
+    (folder / "spec").mkdir(parents=True)
+    (folder / "spec" / "0001.toml").write_text(spec.text(RunSpec(recipe="first-light")))
+    return folder
+
+
+def test_a_value_is_the_next_spec(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All values of one command are one spec, which the next one goes on from; each change is told with its date of
+    force, and journalled; what is so already makes no spec."""
+    code, out, _ = said(capsys, "set", "it", "checkpoint.every_s=60", "supervise.grace_s=30")
+    assert code == 0 and out.splitlines() == [
+        "checkpoint.every_s: 120.0 -> 60.0, in force from the next attempt on",
+        "supervise.grace_s: 60.0 -> 30.0, in force when the run's command is given again",
+    ]
+    assert said(capsys, "set", "it", "guard.policy=stop")[0] == 0
+    assert said(capsys, "set", "it", "guard.policy=stop")[1] == "nothing changes: that is so already\n"
+    newest = spec.read(f"{run}/spec/0003.toml")
+    assert (newest.checkpoint.every_s, newest.supervise.grace_s, newest.guard.policy) == (60.0, 30.0, "stop")
+    assert not (run / "spec" / "0004.toml").exists()
+    entries = [entry.record for entry in read_folder(LocalPlatform(), f"{run}/journal").entries]
+    assert [(one.spec, len(one.changes)) for one in entries if isinstance(one, SpecChanged)] == [(2, 2), (3, 1)]
+
+
+def test_a_coordinator_is_told(run: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the number of the spec that the next attempt has."""
+    with standing_in(str(run), tmp_path / "b") as there:
+        assert said(capsys, "set", "it", "optim.learning_rate=0.002")[0] == 0
+        assert there.asked == [{"op": "set", "spec": 2}]
+
+
+@pytest.mark.parametrize("value", ["checkpoint.every_s=-1", "supervise.beat_overdue_s=1", "guard.polcy=stop", "guard"])
+def test_nonsense_is_refused_as_ever(run: pathlib.Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    """Contradictions, keys that do not exist, and what is no KEY=VALUE: one message, and no spec."""
+    code, _, errors = said(capsys, "set", "it", value)
+    assert code in (2, 78) and errors.startswith("[") and not (run / "spec" / "0002.toml").exists()
+
+
+def test_every_key_is_decided() -> None:
+    """Each value of a spec may change at a known moment, or stays for a reason of its own."""
+    stays = []
+    for section, value in msgspec.to_builtins(RunSpec(recipe="r")).items():
+        keys = [f"{section}.{key}" for key in value] if isinstance(value, dict) else [section]
+        for key in keys:
+            error = refusal(key)
+            assert error is None or (key in error.what and "stays: " in error.what and "--new" in error.fix)
+            assert when(key)
+            stays += [key] if error is not None else []
+    assert {"model.layers", "data.length", "seed", "recipe", "optim.name", "train.mesh"} <= set(stays)
+    assert not {"checkpoint.every_s", "supervise.grace_s", "train.steps", "guard.policy"} & set(stays)
