@@ -130,7 +130,7 @@ class Demo:
             if code is not None:
                 return code
             self._view.tick(run, self._platform.boot_ns())
-            blow = self._shown.due if run is self._shown.broken else None
+            blow = self._shown.due
             if blow is not None and self._strike(blow.fault):
                 self._shown.dealt += 1
             for by in self._requests.take():

@@ -175,6 +175,13 @@ def test_clocks_of_two_boots_are_not_compared() -> None:
     assert one.healed is not None and one.found_s is None and one.healed_s is None
 
 
+def test_a_fault_that_was_not_done_ended_nothing() -> None:
+    """What ends later is another incident."""
+    missed = FaultMissed(fault="kill", node="n1", rank=1, why="rank 1 does not run here")
+    first, second = fold(said(*FIRST, KILLED[0], (10.1, missed), *KILLED[1:]))
+    assert first.missed and first.found is None and second.struck is None and second.healed_s == 3.5
+
+
 def test_how_they_are_told() -> None:
     """What broke on one line; when it was found and healed, and by what, on the next; what is not known is left out."""
     missed = FaultMissed(fault="corrupt", node="n0", rank=-1, why="there is no checkpoint yet")
