@@ -143,12 +143,14 @@ def test_a_spare_that_fails_is_cordoned_and_disturbs_nobody() -> None:
     play = Play(nodes=2, spares=2).run()
     issued = play.edge("n2", seen("lost"))
     assert written(issued, NodeCordoned) and not actions(issued, m.EndWorkers)
-    assert not written(play.edge("n2", seen("lost")), NodeCordoned)
+    again = play.edge("n2", seen("lost"))
+    assert not written(again, NodeCordoned)
+    assert [one.done for one in written(again, NodeSuspected)] == ["it is told, and goes on"]
 
 
 def test_failing_hardware_is_no_lack_of_progress() -> None:
-    """The end of the attempt is counted as that of a lost node."""
-    play = Play(nodes=2, spares=1).run()
+    """The end of an attempt that completed no new step is counted as that of a lost node."""
+    play = Play(nodes=2, spares=1).run(step=4)
     play.edge("n1", seen("lost"))
     assert [one.name for one in written(play.end_rest(), ErrorSeen)] == ["run.node_gone"]
     assert play.state.run.fruitless == 0
