@@ -498,7 +498,7 @@ def lead(begin: Callable[[Lead | None], Coordinator]) -> tuple[Finish, bool]:
             coordinator.close(leads)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, platform: Platform | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m packtrain.supervise.coordinator")
     parser.add_argument("--job", required=True, help="file with the job")
     parser.add_argument("--home", required=True, help="private folder of this coordinator, with its keys")
@@ -506,7 +506,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default="", help="how agents reach this machine, if not by the host of --listen")
     parser.add_argument("--local", action="store_true", help="agents are of this machine: start those that die again")
     parser.add_argument("--by", default="", help="who started it, for the journal")
-    given, platform = parser.parse_args(arguments), LocalPlatform()
+    given, platform = parser.parse_args(arguments), platform or LocalPlatform()
     if not given.host and given.listen.removeprefix("tcp://").rpartition(":")[0] in EVERYWHERE:
         parser.error("--listen on every address: say by --host how agents reach this machine")
     try:

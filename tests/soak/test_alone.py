@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import random
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 
 import psutil
@@ -12,6 +14,7 @@ import pytest
 
 from packtrain.core.records import AgentStarted, AttemptEnded, CoordinatorBegan, RunFinished
 from packtrain.supervise.console import ask
+from packtrain.supervise.decisions import Decisions, replayed
 from tests.supervise.live import Live, live
 from tests.supervise.runs import records
 
@@ -124,3 +127,52 @@ def test_of_two_coordinators_one_is_obeyed(tmp_path: pathlib.Path, stopped: bool
     assert len(starts(run.folder)) == (4 if stopped else 2)
     assert [one.exit_code for one in records(run.folder, AttemptEnded)] == ([-9, 0] if stopped else [0])
     assert [one.exit_code for one in records(run.folder, RunFinished)] == [0]
+
+
+def samples() -> list[tuple[int, str]]:
+    """Where coordinators die: at their nth batch, before it, in it, after it."""
+    rng = random.Random(7)
+    return [(rng.randint(1, 9), when) for when in ("before", "torn", "after") for _ in range(2)]
+
+
+def died(run: Live, nth: int, when: str, path: pathlib.Path, disturb: Callable[[], None]) -> None:
+    """A coordinator led until it killed itself there; meanwhile there was something to decide."""
+    arguments = ("--job", f"{run.keeper.live.base}/job.json", "--home", run.home)
+    command = (sys.executable, "-m", "tests.soak.dying", str(nth), when, str(path), *arguments)
+    code = None
+    while code != -signal.SIGKILL:
+        assert code in (None, 78), run.logs()  # 78: on a busy machine an agent was quicker
+        for other in coordinators(run):
+            other.kill()
+        one = run.platform.spawn(command, run.job.env, log_path=f"{run.home}/log")
+        while (code := one.poll()) is None:
+            disturb()
+
+
+def test_a_coordinator_killed_at_sampled_batches_loses_and_repeats_nothing(tmp_path: pathlib.Path) -> None:
+    """Whenever it dies, what is replayed is what was written down before; no worker ends but those that the test kills,
+    no worker is started twice, no attempt ends twice, and the run ends as it should."""
+    with live(tmp_path / "run", nodes=2) as run:
+        run.step(1, 3)
+        killed: set[int] = set()
+
+        def disturb() -> None:
+            """Each attempt is ended once, by the end of a rank, as soon as it runs."""
+            status = run.status()
+            workers = run.workers()
+            if status.get("stage") == "running" and status["attempt"] not in killed and len(workers) == 2:
+                killed.add(status["attempt"])
+                run.kill(workers[status["attempt"] % 2])
+
+        for number, (nth, when) in enumerate(samples()):
+            known = Decisions(run.platform, f"{run.home}/decisions").replay() if number else None
+            died(run, nth, when, tmp_path / str(number), disturb)
+            counts = replayed((tmp_path / str(number)).read_bytes(), str(number)) or known
+            assert counts in (None, Decisions(run.platform, f"{run.home}/decisions").replay())
+        run.keeper.coordinator()
+        run.until(lambda status: status.get("stage") == "running" and status["attempt"] not in killed)
+        assert (run.finish().exit_code, len(killed) > 1) == (0, True)
+    began = starts(run.folder)
+    assert len(began) == len(set(began)) == 2 * (len(killed) + 1), (began, killed)
+    ended = [one.attempt for one in records(run.folder, AttemptEnded)]
+    assert len(ended) == len(set(ended)) and len(records(run.folder, RunFinished)) == 1

@@ -222,6 +222,9 @@ def test_another_end_is_not_that_of_this_run(heard: int, term: int) -> None:
     if heard:
         node.join(term=heard)
         node.do(launch(), term=heard)
+    else:
+        node.platform.write_new(f"{HOME}/term", b"1")
+        node.agent = node.incarnation()
     ended(node, term)
     node.pass_s(60)
     assert node.agent.exit_code is None
