@@ -61,9 +61,9 @@ def settled(run: Live, attempt: int) -> int:
     """Once an attempt after `attempt` steps on all nodes: its number."""
 
     def ready(status: dict[str, Any]) -> bool:
-        steps = [node["step"] for node in status.get("nodes", []) if node["ranks"]]
-        now, begun = status.get("attempt", 0), first.setdefault(status.get("attempt", 0), min(steps, default=-1))
-        return now > attempt and begun >= 0 and min(steps, default=-1) >= begun + WARM_STEPS
+        now = status.get("attempt", 0)
+        step = min((node["step"] for node in status.get("nodes", []) if node["ranks"]), default=-1)
+        return now > attempt and step >= 0 and step >= first.setdefault(now, step) + WARM_STEPS
 
     first: dict[int, int] = {}
     return int(run.until(ready)["attempt"])
