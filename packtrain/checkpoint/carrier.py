@@ -275,7 +275,7 @@ class Carrier:
             )
 
     def warn(self, error: PacktrainError) -> None:
-        """In a thread: on record, from where the foreground brings it to the screen."""
+        """In a thread: on record, from where it comes to the screen."""
         with suppress(OSError), closing(Journal(self._platform, f"{self._run_folder}/journal", "carrier")) as journal:
             journal.write(
                 ErrorSeen(severity="warning", name=error.name, what=error.what, where=error.where, fix=error.fix),
@@ -541,7 +541,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", help="file that says how ill the run's disk is on purpose, where that is allowed")
     args = parser.parse_args(argv)
     config = msgspec.json.decode(args.checkpoint, type=CheckpointConfig) if args.checkpoint else None
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the foreground, which decides what ends when
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever watches; the agent decides what ends when
     try:
         platform = SickPlatform(args.run, args.faults) if args.faults else LocalPlatform()
         trusted = config is not None and config.trusted_network

@@ -293,7 +293,7 @@ def run(platform: Platform, argv: Sequence[str], stop: threading.Event) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     stop = threading.Event()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the foreground, which decides what ends when
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever watches; the agent decides what ends when
     signal.signal(signal.SIGTERM, lambda signum, frame: stop.set())
     os.nice(NICE)
     try:

@@ -281,7 +281,7 @@ class LinkClient:
                 raise
             raise PeerLost(
                 f"the carrier of another node does not answer: {error}", where=self._address,
-                fix="nothing: it is asked again; where this stays, see that node's carrier.log",
+                fix="nothing: it is asked again; where this stays, see its log (packtrain logs RUN carrier)",
             ) from error
         if "error" in reply:
             raise _error(reply["error"])

@@ -56,7 +56,7 @@ def shown(line: bytes) -> str:
 
 
 class Following:
-    """A view (supervise.foreground.View) of a run folder."""
+    """A view (cli.watch.View) of a run folder."""
 
     def __init__(self, platform: Platform, run_folder: str, out: Any = None) -> None:
         self._platform, self._folder = platform, run_folder

@@ -1,4 +1,4 @@
-"""Between a configuration and a run: find or create its folder, then hand everything to the foreground."""
+"""Between a configuration and a run: find or create its folder, then start what keeps it alive, and stay with it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import errno
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,6 @@ from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.where import require_outside
 from packtrain.cli import folders, spec
 from packtrain.cli.ending import complain
-from packtrain.cli.progress import watching
 from packtrain.cli.version import version
 from packtrain.cli.world import World, record, table
 from packtrain.cli.world import stay as stay_in_world
@@ -28,7 +26,6 @@ from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.monitor.fold import Facts
 from packtrain.monitor.report import bits_text, gather, store_name
 from packtrain.recipes.spec import RunSpec
-from packtrain.supervise import foreground
 from packtrain.supervise.job import Job
 from packtrain.supervise.mirrors import check_places, shortfall
 from packtrain.train.sections import newest_spec
@@ -193,41 +190,30 @@ def _tell_shortfall(platform: Platform, folder: str) -> None:
 
 
 def stay(platform: Platform, run: Run, profile_steps: int = 0, world: World | None = None) -> int:
-    """Run it, in the foreground or as a world of its own; say how it ended.
+    """Start it, or find it alive, and stay with it until it ends; say how it ended.
 
-    What is traced is an argument of the worker, not of the spec: it belongs to this command and changes no result.
+    `world` None: one process, and Ctrl-C means save and stop. What is traced is an argument of the worker, not of the
+    spec: it belongs to this command and changes no result.
     """
     current = spec.read(newest_spec(platform, run.folder))
     check_places(platform, current.checkpoint.mirrors, run.folder)
     require_outside(current.checkpoint.fallback, run.folder)
-    traced = ("--profile", str(profile_steps)) if profile_steps else ()
-    common: Any = {
-        "name": run.name, "run_folder": run.folder, "worker": (sys.executable, *WORKER, run.folder, *traced),
-        "carrier": (sys.executable, *CARRIER), "version": version(), "env": child_env(),
-        "supervise": current.supervise,
-        "checkpoint": without_itself(current.checkpoint, os.path.realpath(run.folder)),
-    }
-    if world is not None:
-        return _stay_world(platform, run, current, world, common)
-    job = foreground.Job(**common)
-    with watching(run.name, current.train.steps, current.train.minutes_max) as view:
-        view.say(f"{'resuming' if run.resumed else 'new run'} {run.name} in {run.folder}")
-        finish = foreground.run(job, platform, view)
-    if finish.error is not None:
-        complain(finish.error.render())
-    return finish.exit_code
-
-
-def _stay_world(platform: Platform, run: Run, current: RunSpec, world: World, common: Mapping[str, Any]) -> int:
-    """The table of worlds is made anew where this command asks for another number of nodes than the last one."""
-    current = _with_worlds(platform, current, run.folder, world)
+    current = _with_worlds(platform, current, run.folder, world)  # anew where it is another number of nodes now
     with usable(run.folder):
         number = record(platform, run.folder, current)
+    traced = ("--profile", str(profile_steps)) if profile_steps else ()
+    nodes, spares, procs = world or World(1, 0, 1)
     job = Job(
-        **common, spec=number, nodes=world.nodes, spares=world.spares, procs=world.procs, worlds=current.train.worlds,
-        preload=PRELOAD,
+        name=run.name, run_folder=run.folder, worker=(sys.executable, *WORKER, run.folder, *traced),
+        carrier=(sys.executable, *CARRIER), version=version(), env=child_env(), spec=number,
+        supervise=current.supervise, checkpoint=without_itself(current.checkpoint, os.path.realpath(run.folder)),
+        nodes=nodes, spares=spares, procs=procs, worlds=current.train.worlds if world else {}, preload=PRELOAD,
     )
-    return stay_in_world(platform, job, current.train.steps, current.train.minutes_max)
+    opening = f"{'resuming' if run.resumed else 'new run'} {run.name} in {run.folder}"
+    opening += f": {nodes} nodes, {spares} spares" if world else ""
+    return stay_in_world(
+        platform, job, current.train.steps, current.train.minutes_max, opening, asks=world is not None
+    )
 
 
 def without_itself(config: CheckpointConfig, folder: str) -> CheckpointConfig:

@@ -19,6 +19,6 @@ def lives(platform: Platform, folder: str) -> Live:
     if live is None or not (platform.exists(live.operator) or local.agents_alive(platform, live)):
         raise NotLive(
             f"run {os.path.basename(folder)!r} does not live on its own on this machine now", where=folder,
-            fix="`packtrain ps` shows what does; start it with `packtrain train RECIPE --nodes N`",
+            fix="`packtrain ps` shows what does; the command that made it goes on with it",
         )
     return live

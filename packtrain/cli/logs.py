@@ -30,7 +30,7 @@ def logs(
     platform, folder = LocalPlatform(), f"{folders.find_run(run)}/logs"
     attempts = sorted(name for name in _names(platform, folder) if name.isdigit())
     chosen = f"{attempt:04d}" if attempt else attempts[-1] if attempts else ""
-    names = sorted(name for name in _names(platform, f"{folder}/{chosen}") if not rank or name == f"{rank}.log")
+    names = sorted(name for name in _names(platform, f"{folder}/{chosen}") if _is_of(name, rank))
     if not chosen or not names:
         what = f"rank {rank} in attempt" if rank else "attempt"
         raise RunMissing(
@@ -40,6 +40,11 @@ def logs(
     for name in names:
         typer.echo(f"--- {folder}/{chosen}/{name}" if len(names) > 1 else "", nl=len(names) > 1)
         typer.echo(_end(platform, f"{folder}/{chosen}/{name}", lines))
+
+
+def _is_of(name: str, rank: str) -> bool:
+    """Whether a log is that of a rank. Each node has a carrier; a run by hand has one without a name."""
+    return not rank or name == f"{rank}.log" or (rank == "carrier" and name.startswith("carrier-"))
 
 
 def _names(platform: Platform, folder: str) -> list[str]:

@@ -57,7 +57,7 @@ def last_change_s(platform: Any, folder: str) -> float:
 
 def state(platform: Any, folder: str, told: str) -> str:
     """What the journal says, except that a run nobody holds is not running, and one that somebody holds is."""
-    from packtrain.supervise.foreground import seems_held
+    from packtrain.core.holder import seems_held
 
     if told == "done":
         return told

@@ -26,7 +26,7 @@ def train(
         str | None, typer.Option("--from", metavar="DIR", help="Begin with the model in DIR, as Hugging Face keeps it.")
     ] = None,
     nodes: Annotated[
-        int, typer.Option("--nodes", metavar="N", help="So many nodes, here.", show_default="foreground")
+        int, typer.Option("--nodes", metavar="N", help="So many nodes, here.", show_default="one process")
     ] = 0,
     spares: Annotated[int, typer.Option("--spares", metavar="K", help="Nodes that wait for one to fail.")] = 0,
     procs: Annotated[int, typer.Option("--procs-per-node", metavar="P", help="Workers of a node.")] = 1,
@@ -34,7 +34,8 @@ def train(
 ) -> int:
     """Train RECIPE. The same command resumes; Ctrl-C saves and stops.
 
-    With --nodes the run lives on its own: Ctrl-C asks whether to stop it or to leave, the same command watches it.
+    The run goes on where its terminal is lost: the same command watches it again. With --nodes Ctrl-C asks whether to
+    stop it or to leave.
 
     Exit codes: 0 done, 70 no progress, 75 stopped on request or try again, 78 configuration.
     """
@@ -49,7 +50,7 @@ def train(
 
 
 def _world(nodes: int, spares: int, procs: int) -> Any:
-    """What was asked for; None: one process in the foreground. Raises UsageError."""
+    """What was asked for; None: one process. Raises UsageError."""
     from packtrain.cli.world import World
     from packtrain.core.errors import UsageError
 

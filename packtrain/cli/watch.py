@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import select
 import sys
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
-from packtrain.cli.following import Following
-from packtrain.cli.progress import Live as LiveView
-from packtrain.cli.progress import Plain
 from packtrain.core.contract import PHASES, Beat
 from packtrain.core.errors import EXIT_DONE, CoordinatorGone, PacktrainError, RunUnusable, error_named
+from packtrain.core.holder import seems_held
 from packtrain.core.journal import Entry, Tail
 from packtrain.core.platform import Platform
-from packtrain.core.records import AgentStarted, CoordinatorBegan, ErrorSeen, MirrorDone, RunFinished
+from packtrain.core.records import (
+    AgentStarted,
+    AttemptBegan,
+    CoordinatorBegan,
+    ErrorSeen,
+    HomeBack,
+    MirrorDone,
+    RunFinished,
+)
 from packtrain.core.units import NS
 from packtrain.supervise import local
 from packtrain.supervise.console import ask
-from packtrain.supervise.requests import Requests, listening
+from packtrain.supervise.requests import Requests
 
 LOOK_S = 0.2
 STATUS_NS = NS
@@ -30,41 +37,103 @@ ANSWER_NS = 30 * NS
 """How long the question at Ctrl-C stands."""
 REVIVE_NS = 10 * NS
 """A coordinator that was just started has so long to answer before another one is."""
-REVIVALS_MAX = 10
+REVIVALS_MAX, REVIVALS_NS = 10, 60 * NS
+"""More than so many in such a time end as the one before, whatever they are."""
 DETACHED = "detached"
 QUESTION = "Ctrl-C: s = save and stop, d = detach (the run goes on), any other key = stay; then Enter"
+
+
+class View(Protocol):
+    """What is shown. Never asked for anything, so a view cannot change what happens."""
+
+    def entries(self, entries: Sequence[Entry]) -> None:
+        """Journal entries, each once, the past of the run first."""
+
+    def beat(self, beat: Beat) -> None: ...
+
+    def say(self, text: str) -> None:
+        """One line about what was just done."""
+
+    def tick(self, now_ns: int) -> None:
+        """Called several times a second."""
+
+
+class Shielded:
+    """A view that may break without breaking anything: that is told once on stderr, and it is not used any more."""
+
+    def __init__(self, view: View) -> None:
+        self._view, self._broken = view, False
+
+    def entries(self, entries: Sequence[Entry]) -> None:
+        self._try(self._view.entries, entries)
+
+    def beat(self, beat: Beat) -> None:
+        self._try(self._view.beat, beat)
+
+    def say(self, text: str) -> None:
+        self._try(self._view.say, text)
+
+    def tick(self, now_ns: int) -> None:
+        self._try(self._view.tick, now_ns)
+
+    def _try(self, call: Callable[[Any], None], argument: Any) -> None:
+        if self._broken:
+            return
+        try:
+            call(argument)
+        except Exception as error:
+            self._broken = True
+            with suppress(OSError):
+                print(f"the display broke, the run goes on: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+class Revivals:
+    """How often something was started again lately. Times are nanoseconds since boot."""
+
+    def __init__(self) -> None:
+        self._dates: deque[int] = deque(maxlen=REVIVALS_MAX)
+
+    def too_many(self, now_ns: int) -> bool:
+        return len(self._dates) == REVIVALS_MAX and now_ns - self._dates[0] < REVIVALS_NS
+
+    def note(self, now_ns: int) -> None:
+        self._dates.append(now_ns)
 
 
 class Watch:
     """One person at one run."""
 
-    def __init__(self, platform: Platform, keeper: local.Keeper, view: Plain | LiveView | Following) -> None:
-        self._platform, self._keeper, self._view = platform, keeper, view
+    def __init__(self, platform: Platform, keeper: local.Keeper, view: View) -> None:
+        self._platform, self._keeper, self._view = platform, keeper, Shielded(view)
         self._home = keeper.live.coordinator
         self._tail = Tail(platform, f"{keeper.live.run_folder}/journal")
         self._begun_ns = self._heard_ns = platform.boot_ns()
         self._asked_ns = self._status_ns = 0
-        self._revivals = 0
-        self._stopping = False
+        self._revivals = Revivals()
+        self._stopping = self._mute = False
+        self._unheard = ""
+        """Who asks to stop, while no coordinator has heard of it."""
         self._waits = ""
         """What the coordinator said it waits for."""
         self._past = True
         """Of what the journal holds already nothing is said again."""
         self._ended: RunFinished | None = None
 
-    def run(self, terminal: bool) -> local.Finish:
-        """How the run ended, or that it goes on without a watcher (exit code 0). Raises RunUnusable."""
-        with listening() as requests:
-            while True:
+    def run(self, requests: Requests, terminal: bool) -> local.Finish:
+        """How the run ended, or that it goes on without a watcher (exit code 0). `terminal`: what Ctrl-C means is asked
+        there; else it means stop. Raises RunUnusable."""
+        while True:
+            self._show()
+            finish = self._finish()
+            if finish is not None:
                 self._show()
-                finish = self._finish()
-                if finish is not None:
-                    self._show()
-                    return finish
-                if self._told(requests, terminal):
-                    return local.Finish(EXIT_DONE, DETACHED)
-                self._status()
-                self._platform.sleep(LOOK_S)
+                return finish
+            if self._told(requests, terminal):
+                return local.Finish(EXIT_DONE, DETACHED)
+            if self._unheard:
+                self._stop(self._unheard)
+            self._status()
+            self._platform.sleep(LOOK_S)
 
     # --- what is seen ---
 
@@ -72,25 +141,28 @@ class Watch:
         with suppress(OSError):
             entries = self._tail.poll()
             self._view.entries(entries)
-            if not self._past:
-                self._say_news(entries)
+            for entry in entries if not self._past else ():
+                self._say_news(entry.record)
             self._past = False
         self._view.tick(self._platform.boot_ns())
 
-    def _say_news(self, entries: list[Entry]) -> None:
-        for record in (entry.record for entry in entries):
-            match record:
-                case ErrorSeen(severity="warning"):
-                    warning = error_named(record.name, record.what, record.where, record.fix)
-                    self._view.say(f"warning: {warning.render()}")
-                case MirrorDone() if not record.error:
-                    self._view.say(f"step {record.step} is on {record.mirror}")
-                case CoordinatorBegan() if record.by:
-                    self._view.say(f"the coordinator was gone; {record.by} started another one, the workers go on")
-                case AgentStarted():
-                    self._view.say(f"the agent of {record.node} had ended; started again")
-                case RunFinished():
-                    self._ended = record
+    def _say_news(self, record: object) -> None:
+        match record:
+            case ErrorSeen(severity="warning"):
+                error = error_named(record.name, record.what, record.where, record.fix)
+                self._view.say(f"warning: {error.render()}")
+            case AttemptBegan() if record.note:
+                self._view.say(record.note)
+            case HomeBack():
+                self._view.say(f"{record.path} answers again: saves may go there")
+            case MirrorDone() if not record.error:
+                self._view.say(f"step {record.step} is on {record.mirror}")
+            case CoordinatorBegan() if record.by:
+                self._view.say(f"the coordinator was gone; {record.by} started another one, the workers go on")
+            case AgentStarted():
+                self._view.say(f"the agent of {record.node} had ended; started again")
+            case RunFinished():
+                self._ended = record
 
     def _say_waits(self, waits: str) -> None:
         if waits != self._waits and waits:
@@ -108,21 +180,27 @@ class Watch:
         except CoordinatorGone:
             self._missed(now)
             return
-        self._heard_ns = now
+        self._heard_ns, self._mute = now, False
         if (beat := beat_of(status)) is not None:
             self._view.beat(beat)
         self._say_waits(str(status.get("waits", "")))
 
     def _missed(self, now: int) -> None:
-        """Raises RunUnusable where another coordinator would end as the last one did."""
+        """One that lives and does not answer is waited for: it holds the run, and no other could. Raises RunUnusable
+        where another coordinator would end as the last one did."""
         ended = self._keeper.ended
         if (not ended and now - self._heard_ns < REVIVE_NS) or self._finish() is not None:
             return
-        if self._revivals == REVIVALS_MAX or (ended and self._heard_ns == self._begun_ns):
+        if not ended and seems_held(self._platform, self._keeper.live.run_folder):
+            if not self._mute:
+                self._view.say("the coordinator lives and does not answer (its disk may hang); the workers go on")
+            self._mute = True
+            return
+        if self._revivals.too_many(now) or (ended and self._heard_ns == self._begun_ns):
             log = f"{self._home}/log"
             fix = last_line(self._platform, log) or "read its log"
             raise RunUnusable("the coordinator of this run cannot be started", where=log, fix=fix)
-        self._revivals += 1
+        self._revivals.note(now)
         self._heard_ns = now
         self._view.say("the coordinator is gone; another one is started, the workers go on")
         self._keeper.coordinator()
@@ -139,7 +217,7 @@ class Watch:
     def _told(self, requests: Requests, terminal: bool) -> bool:
         """Whether to leave the run to itself."""
         for name in requests.take():
-            if name == "SIGHUP":
+            if name == "SIGHUP" or self._unheard:
                 return True
             if name == "SIGINT" and terminal and not self._stopping and not self._asked_ns:
                 self._asked_ns = self._platform.boot_ns()
@@ -161,14 +239,16 @@ class Watch:
         return False
 
     def _stop(self, by: str) -> None:
-        self._asked_ns, again = 0, self._stopping
-        self._stopping = True
+        """Where the coordinator does not answer, at its start for instance, it is told as soon as it does."""
+        self._asked_ns = 0
         try:
             ask(self._platform, self._home, "stop", by=by)
         except CoordinatorGone:
-            self._stopping = again
-            self._view.say("the coordinator does not answer yet; ask again in a moment")
+            if not self._unheard:
+                self._view.say(f"{by}: the run stops as soon as its coordinator answers (once more leaves it alone)")
+            self._unheard = by
             return
+        again, self._stopping, self._unheard = self._stopping, True, ""
         self._view.say(f"{by}: {'stopping at once' if again else 'saving, then stopping (once more kills)'}")
 
 

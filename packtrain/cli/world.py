@@ -1,4 +1,4 @@
-"""`packtrain train --nodes N`: coordinator and agents that live on their own on this machine, and a view of them."""
+"""Coordinator and agents of a run, which live on their own on this machine, and a view of them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import msgspec
 
 from packtrain.cli import folders, spec
 from packtrain.cli.ending import complain
-from packtrain.cli.following import Following
-from packtrain.cli.progress import Live, Plain, watching
-from packtrain.cli.watch import DETACHED, Watch, told_end
+from packtrain.cli.progress import watching
+from packtrain.cli.watch import DETACHED, View, Watch, told_end
 from packtrain.core.errors import CoordinatorGone, PacktrainError, RunHeld, error_named
-from packtrain.core.holder import WAIT, hold, holder_text
+from packtrain.core.holder import WAIT, hold, holder_text, seems_held
 from packtrain.core.platform import Platform
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import local
 from packtrain.supervise.console import ask
-from packtrain.supervise.foreground import seems_held
 from packtrain.supervise.job import Job, read_job
+from packtrain.supervise.requests import listening
 from packtrain.train.sections import newest_spec
 
 WORLDS = ("-P", "-m", "packtrain.train.worlds")
@@ -105,44 +104,47 @@ def _answers(platform: Platform, live: local.Live, start_s: float) -> bool:
         platform.sleep(0.1)
 
 
-def stay(platform: Platform, job: Job, steps: int, minutes_max: float) -> int:
-    """Start the run, or find it alive, and stay with it; the exit code, with how it ended said."""
-    with watching(job.name, steps, minutes_max) as view:
-        keeper = _keeper(platform, job, view, job.env)
-        finish = Watch(platform, keeper, view).run(terminal())
+def stay(platform: Platform, job: Job, steps: int, minutes_max: float, opening: str, asks: bool) -> int:
+    """Start the run, or find it alive, and stay with it; the exit code, with how it ended said. `opening`: said of one
+    that is started; `asks`: what Ctrl-C means is asked, where there is a terminal."""
+    with watching(job.name, steps, minutes_max) as view, listening() as requests:
+        keeper = _keeper(platform, job, view, job.env, opening)
+        finish = Watch(platform, keeper, view).run(requests, asks and terminal())
     return ended(platform, keeper.live, finish, job.name)
 
 
-def stay_with(platform: Platform, job: Job, view: Following, env: Mapping[str, str]) -> int:
+def stay_with(platform: Platform, job: Job, view: View, env: Mapping[str, str]) -> int:
     """The same for a program of anybody, whose environment (`job.env`) is not that of what keeps it alive (`env`)."""
-    keeper = _keeper(platform, job, view, env)
-    return ended(platform, keeper.live, Watch(platform, keeper, view).run(terminal()), job.name)
+    opening = f"{job.name}: {job.nodes} nodes, {job.spares} spares, in {job.run_folder}"
+    with listening() as requests:
+        keeper = _keeper(platform, job, view, env, opening)
+        finish = Watch(platform, keeper, view).run(requests, terminal())
+    return ended(platform, keeper.live, finish, job.name)
 
 
-def rejoin_with(platform: Platform, live: local.Live, view: Following, env: Mapping[str, str]) -> int:
+def rejoin_with(platform: Platform, live: local.Live, view: View, env: Mapping[str, str]) -> int:
     """Watch a program that lives already."""
-    finish = Watch(platform, local.Keeper(platform, live, env), view).run(terminal())
+    with listening() as requests:
+        finish = Watch(platform, local.Keeper(platform, live, env), view).run(requests, terminal())
     return ended(platform, live, finish, os.path.basename(live.run_folder))
 
 
 def rejoin(platform: Platform, live: local.Live, steps: int, minutes_max: float) -> int:
     """Watch a run that lives already, with the job it was started with."""
     job = read_job(platform, f"{live.base}/job.json")
-    with watching(job.name, steps, minutes_max) as view:
-        finish = Watch(platform, local.Keeper(platform, live, job.env), view).run(terminal())
+    with watching(job.name, steps, minutes_max) as view, listening() as requests:
+        finish = Watch(platform, local.Keeper(platform, live, job.env), view).run(requests, terminal())
     return ended(platform, live, finish, job.name)
 
 
-def _keeper(
-    platform: Platform, job: Job, view: Plain | Live | Following, env: Mapping[str, str]
-) -> local.Keeper:
+def _keeper(platform: Platform, job: Job, view: View, env: Mapping[str, str], opening: str) -> local.Keeper:
     """Of two commands that start one run at once, one is told to come again."""
     with _launching(platform, job):
         live = alive(platform, job.run_folder)
         if live is not None:
             view.say(f"{job.name} runs already; watching it")
             return local.Keeper(platform, live, env)
-        view.say(f"{job.name}: {job.nodes} nodes, {job.spares} spares, in {job.run_folder}")
+        view.say(opening)
         return local.start(platform, job, env)
 
 

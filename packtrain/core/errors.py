@@ -403,6 +403,12 @@ class WorkerSilent(AgainError):
     name = "run.worker_silent"
 
 
+class ProcessHangs(AgainError):
+    """A process that was killed does not end: it waits inside the kernel, mostly for a dead file system."""
+
+    name = "run.process_hangs"
+
+
 class WorkerRefused(ConfigError):
     name = "run.worker_refused"
 

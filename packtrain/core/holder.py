@@ -10,7 +10,7 @@ from packtrain.core.errors import RunHeld
 from packtrain.core.platform import Lock, Platform
 
 HOLDER = "holder"
-WAIT = "wait for it, stop it with Ctrl-C or SIGTERM, or start another run with --new"
+WAIT = "wait for it, stop it there (packtrain stop RUN), or start another run with --new"
 
 
 def hold(platform: Platform, run_folder: str, job: str, fix: str = WAIT, file: str = HOLDER) -> Lock:
@@ -32,3 +32,17 @@ def holder_text(platform: Platform, run_folder: str, file: str = HOLDER) -> str:
         return f"job {note['job']!r}: process {note['pid']} on {note['node']}, since {note['since']}"
     except (OSError, ValueError, TypeError, KeyError):
         return "another process, which is just starting"
+
+
+def seems_held(platform: Platform, run_folder: str) -> bool:
+    """Whether the process named in the holder file lives, for tables. Taking the lock to see would refuse a start."""
+    try:
+        note = platform.read_json(f"{run_folder}/{HOLDER}")
+        if note["node"] != platform.node():
+            return False
+        os.kill(int(note["pid"]), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    return True

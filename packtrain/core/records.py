@@ -82,12 +82,14 @@ class CarrierGivenUp(Record, tag="carrier_given_up"):
     reason: str
     quarantine: list[str] = []
     """Homes of saves that the next carrier keeps off until they answer."""
+    node: str = ""
 
 
 class HomeBack(Record, tag="home_back"):
     """A home of saves that was in quarantine answers again."""
 
     path: str
+    node: str = ""
 
 
 class RetentionDone(Record, tag="retention_done"):

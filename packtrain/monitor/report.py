@@ -332,7 +332,8 @@ def _hung(facts: Facts) -> Iterator[str]:
     """Carriers that were given up, and the homes of saves they hung in."""
     for one in facts.given_up[-ERRORS_SHOWN:]:
         left = f"; left alone: {one_line(', '.join(one.quarantine))}" if one.quarantine else ""
-        yield f"  a carrier was given up, it {one_line(one.reason)}{left}"
+        whose = f" of node {one_line(one.node)}" if one.node else ""
+        yield f"  a carrier{whose} was given up, it {one_line(one.reason)}{left}"
     for home in facts.homes_back[-ERRORS_SHOWN:]:
         yield f"  saves may go to {one_line(home.path)} again, it answers"
 

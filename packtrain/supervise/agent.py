@@ -56,6 +56,7 @@ from packtrain.supervise.messages import (
     TakeStacks,
     TellHeld,
 )
+from packtrain.supervise.node_carrier import nothing_known
 from packtrain.supervise.place import Place
 from packtrain.supervise.processes import Processes, end_leftovers
 from packtrain.supervise.ranks import unwatched_ns
@@ -67,7 +68,7 @@ from packtrain.supervise.warm import Standbys
 LOOK_S = 0.05
 """A look at everything comes at least this often; a message or a beat wakes it earlier."""
 FIND_NS = NS
-"""How often it is asked whether another coordinator listens."""
+"""How often it is asked whether another coordinator listens; until the first one is found, at every look."""
 ALONE_NS = 600 * NS
 """So long without a coordinator and without workers, and nobody needs this agent."""
 LAST_WORDS_S = 3.0
@@ -116,6 +117,7 @@ class Agent:
         self._errands = Errands(platform)
         self._breaker = Breaker(job, place, platform, processes, self._errands)
         self._standbys = Standbys(job, place.home, child_env(job, place), platform, processes)
+        self._carriers = nothing_known(job, place, platform, processes)
         self.side = AgentSide(place.node, place.incarnation, _read_term(platform, place.home))
         self._term = self.side.term
         self._kernel = KernelEar(platform, lambda event: self.side.happened(self._platform.boot_ns(), event))
@@ -160,7 +162,7 @@ class Agent:
         self._look_at_attempts(ns, gap_ns)
         self._standbys.look(ns, self._quiet(ns))
         ours = [pid for attempt in self._attempts for pid in attempt.pids]
-        self._processes.bury_orphans([*ours, *self._standbys.pids])
+        self._processes.bury_orphans([*ours, *self._standbys.pids, *self._carriers.pids])
         self._consider_leaving(ns)
         if self._here is not None and self.exit_code is None:
             self._here.look(ns, self.side.heard_ns)
@@ -192,7 +194,7 @@ class Agent:
         lost = self.side.lost(ns)
         if lost:
             self.side.anew(ns)
-        elif ns - self._asked_ns < FIND_NS:
+        elif self._called is not None and ns - self._asked_ns < FIND_NS:
             return
         self._asked_ns = ns
         found = self._address or read_address(self._platform, self._coordinator)
@@ -221,7 +223,8 @@ class Agent:
         )
         step, step_s = attempt.progress if attempt is not None else (-1, 0.0)
         pulse = Pulse(
-            node=self._place.node, agent=self._place.incarnation, attempt=number, step=step, step_s=step_s
+            node=self._place.node, agent=self._place.incarnation, attempt=number, step=step, step_s=step_s,
+            phase=attempt.phase if attempt is not None else "",
         )
         for message in self.side.due(ns, hello, pulse):
             if not self._breaker.cut(ns):
@@ -281,7 +284,8 @@ class Agent:
     def _start(self, ns: int, id: int, launch: Launch) -> None:
         self._attempt = Attempt(
             self._job, self._place, launch, self._platform, self._processes, self._errands, self._standbys,
-            lambda event: self.side.happened(self._platform.boot_ns(), event), self._ears.path, self._kernel.killed,
+            self._carriers, lambda event: self.side.happened(self._platform.boot_ns(), event), self._ears.path,
+            self._kernel.killed,
         )
         error = self._attempt.start(ns)
         self._did(id, error=error)

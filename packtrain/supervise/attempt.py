@@ -32,8 +32,9 @@ from packtrain.supervise.messages import (
     RunDone,
     Stacks,
     TakeStacks,
+    Unkillable,
 )
-from packtrain.supervise.node_carrier import CANNOT_EXECUTE, NodeCarrier
+from packtrain.supervise.node_carrier import CANNOT_EXECUTE, Known, NodeCarrier
 from packtrain.supervise.place import ANSWER_BYTES_MAX, Place
 from packtrain.supervise.processes import MARK, Processes
 from packtrain.supervise.quiet import QuietWatch
@@ -47,6 +48,8 @@ FETCH_PART = 0.5
 """Of `supervise.go_s`, for the slots in memory of a lost node to come from where they are held: the rest of it is the
 workers', and nobody is blamed for being late where memory was."""
 FROM_DISK = "nothing: the next attempt begins from disk"
+UNKILLABLE_NS = 5 * NS
+"""A killed process that is still there after so long hangs in the kernel."""
 WHY_S = 1.0
 """How long the end of a worker may wait for its journal and log, on a disk that may hang."""
 LOG_TAIL_BYTES = 8192
@@ -65,7 +68,8 @@ class Attempt:
 
     def __init__(
         self, job: Job, place: Place, launch: Launch, platform: Platform, processes: Processes, errands: Errands,
-        standbys: Standbys, tell: Callable[[AgentEvent], None], beats: str, said: Callable[[int], str],
+        standbys: Standbys, carriers: Known, tell: Callable[[AgentEvent], None], beats: str,
+        said: Callable[[int], str],
     ) -> None:
         self.number = launch.attempt
         self.last_order = 0
@@ -83,7 +87,7 @@ class Attempt:
         self._started_ns = 0
         self._carrier = NodeCarrier(
             job, place, launch, child_env(job, place), f"{self._logs}/carrier-{place.node}.log", platform, processes,
-            tell,
+            carriers, tell,
         )
         self._ending: tuple[int, Callable[[], None]] | None = None
         """(when the carrier is killed, what to call when it is gone)"""
@@ -92,6 +96,10 @@ class Attempt:
         ) if job.plain else None
         self._terminated = False
         """A program of anybody got SIGTERM."""
+        self._killed: dict[int, tuple[str, int]] = {}
+        """Pid -> (what it is, when it was killed)."""
+        self._unkillable: set[int] = set()
+        """Those that were told not to end."""
         self._slots_by_ns = 0
         """Until when the slots must be here that the workers wait for; 0: they wait for none."""
         self._fetching = False
@@ -236,8 +244,8 @@ class Attempt:
         return bool(self._workers)
 
     def settled(self, ns: int) -> bool:
-        """Whether nothing of it waits to begin, so that what comes next may use the processor."""
-        stepped = all(one.step >= 0 for rank, one in self._ranks.items() if rank in self._workers)
+        """Whether nothing of it waits to begin or compiles, so that what comes next may use the processor."""
+        stepped = all(one.step_s for rank, one in self._ranks.items() if rank in self._workers)
         return stepped or ns - self._started_ns > SETTLED_NS
 
     @property
@@ -251,6 +259,12 @@ class Attempt:
         if not self._ranks:
             return -1, 0.0
         return min(one.step for one in self._ranks.values()), max(one.step_s for one in self._ranks.values())
+
+    @property
+    def phase(self) -> str:
+        """Of its first rank, to be shown; empty: not known."""
+        kind = self._ranks[min(self._ranks)].kind if self._ranks else ""
+        return "step" if kind == ranks.STEPS else kind
 
     def heard(self, ns: int, beat: Beat) -> None:
         rank = self._ranks.get(beat.rank)
@@ -278,7 +292,17 @@ class Attempt:
             self._quiet.look(ns, pids, [rank for rank in pids if self._ranks[rank].seq])
         self._carrier.look(ns, gap_ns)
         self._look_for_slots(ns)
+        self._look_at_killed(ns)
         self._look_at_end(ns)
+
+    def _look_at_killed(self, ns: int) -> None:
+        """What not even SIGKILL ends is told once."""
+        for pid in {*self._killed} & {*self.pids} - self._unkillable:
+            what, since_ns = self._killed[pid]
+            if ns - since_ns >= UNKILLABLE_NS:
+                self._unkillable.add(pid)
+                seconds = (ns - since_ns) / NS
+                self._tell(Unkillable(attempt=self.number, what=what, pid=pid, seconds=seconds))
 
     def _leaves_others(self, worker: Process) -> bool:
         """A shell dies of SIGTERM before the program that it started has saved."""
@@ -398,7 +422,8 @@ class Attempt:
     def _kill_workers(self) -> None:
         """With all they started: their groups first, then what left those, known by its mark."""
         self._forget_slots(-signal.SIGKILL)
-        for worker in self._workers.values():
+        for rank, worker in self._workers.items():
+            self._killed.setdefault(worker.pid, (f"rank {rank}", self._platform.boot_ns()))
             self._processes.kill_group(worker)
         for one in self._processes.marked(self._place.run, self._place.node):
             if one.mark == self._place.mark and one.attempt == str(self.number):
@@ -415,6 +440,8 @@ class Attempt:
             return
         end_ns, then = self._ending
         if self._carrier.living and ns >= end_ns:
+            for pid in self._carrier.pids:
+                self._killed.setdefault(pid, ("the carrier", ns))
             self._carrier.kill()
         if not self._carrier.living and not self._workers:
             self._kill_workers()

@@ -70,7 +70,7 @@ class Beginnings:
             where = str(error.filename or self._job.run_folder)
             unusable = RunUnusable(
                 f"an attempt cannot begin: {error.strerror or error}", where=where,
-                fix="see that the disk is there, writable and not full; it is tried again",
+                fix="see that the disk is there, writable and not full; the same command tries again",
             )
             return Begun(id=id, error=unusable.as_dict()), None
 
@@ -83,12 +83,12 @@ class Beginnings:
         restored = self._log.restore_point()
         platform.mkdir(f"{folder}/logs/{begin.attempt:04d}")
         failed, ns = failures([one for one in past.attempts if one.attempt < begin.attempt])
-        away = restored is not None and begin.memory is None and self._is_away(restored)
+        away = self._away(restored) if restored is not None and begin.memory is None else ""
         return Begun(
             id=id, attempt=begin.attempt, begin=begin.number, step=begin.step,
             rolled_back=parent is not None, restore=_what(begin, restored),
-            memory=begin.memory is not None, memory_from=found.moves, note=found.note,
-            master=self._master(state, asked.node, begin.attempt), away=away,
+            memory=begin.memory is not None, memory_from=found.moves, note=away or found.note,
+            master=self._master(state, asked.node, begin.attempt), away=bool(away),
             failures=failed, node_minutes=round(ns / (60 * NS)),
         ), begin
 
@@ -104,13 +104,15 @@ class Beginnings:
             return f"127.0.0.1:{free_port()}"
         return f"{known.host}:{PORTS + attempt % PORTS_COUNT}"
 
-    def _is_away(self, restored: Commit) -> bool:
-        """Whether it was deleted from outside, and a mirror is there to bring it back from."""
+    def _away(self, restored: Commit) -> str:
+        """What is said where it was deleted from outside, and a mirror is there to bring it back from; else empty."""
         folder, config = self._job.run_folder, self._job.checkpoint
         with suppress(OSError, PacktrainError):
-            if others(config.mirrors, folder) and missing(self._platform, folder, restored):
-                return restored in owed(survey(self._platform, folder), config)
-        return False
+            file = missing(self._platform, folder, restored) if others(config.mirrors, folder) else ""
+            if file and restored in owed(survey(self._platform, folder), config):
+                return f"step {restored.step} was taken away from outside ({file}): it is brought back from a mirror " \
+                    "before training goes on"
+        return ""
 
 
 def _what(begin: Commit, restored: Commit | None) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from packtrain.core.errors import EXIT_AGAIN, EXIT_CONFIG, EXIT_DONE
 from packtrain.core.units import NS
-from packtrain.supervise.one_node import diagnose, status_text
+from packtrain.supervise.one_carrier import status_text
 from packtrain.supervise.state import Node, Rank, Run
 
 CONSEQUENCES = ("world.broken", "world.not_formed", "world.no_go")
@@ -22,6 +22,13 @@ COLLAPSE = re.compile(
 """Last words of a rank whose peer died, of any program. Source: torch, gloo, NCCL and JAX at a SIGKILL of a peer."""
 LEFT = (EXIT_DONE, EXIT_AGAIN, -signal.SIGTERM, 128 + signal.SIGTERM)
 """How a program ends that was sent SIGTERM; the last is a shell's."""
+LIKELY = {
+    signal.SIGKILL: "when nobody killed it, the kernel was out of memory (see dmesg)",
+    signal.SIGBUS: "often a memory-mapped file on a full disk or /dev/shm",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGABRT: "native code gave up",
+    signal.SIGILL: "native code built for another processor",
+}
 TAKEN = re.compile(r"address already in use|errno 98", re.IGNORECASE)
 SHARED_NS = 60 * NS
 SHARED_NODES_MIN = 3
@@ -54,7 +61,8 @@ def cause(run: Run, ranks: Mapping[int, Rank]) -> Cause:
     if refused is not None:
         return _of_rank(refused)
     if run.trouble is not None:
-        return Cause(run.trouble.kind, -9, run.trouble.reason, run.trouble.node)
+        status = EXIT_AGAIN if run.trouble.kind == "asked" else -9
+        return Cause(run.trouble.kind, status, run.trouble.reason, run.trouble.node)
     if ended and not is_consequence(ended[0]):
         return _of_rank(ended[0])
     gone = next((rank for rank in ranks.values() if rank.trouble in ("lost", "agent")), None)
@@ -97,6 +105,17 @@ def _of_rank(rank: Rank, blamed: bool = True) -> Cause:
         reason = "some workers were done and others were not"
     node = rank.node if blamed and rank.status != EXIT_DONE and not TAKEN.search(rank.tail[-2000:]) else ""
     return Cause("crash", rank.status, reason, node, rank.error, rank.tail)
+
+
+def diagnose(status: int, tail: str) -> str:
+    """One line: how it ended, the likely cause, the last line of its log (hostile text: only what prints is kept)."""
+    likely = LIKELY.get(signal.Signals(-status)) if -status in set(signal.Signals) else None
+    return "; ".join(part for part in (status_text(status), likely, _last_line(tail)) if part)
+
+
+def _last_line(tail: str) -> str:
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    return "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
 
 
 def symptom(rank: Rank) -> str:

@@ -166,7 +166,7 @@ class Coordinator:
         """When the next look at everything is due; when it is next asked who leads."""
         self._watched_ns = platform.boot_ns() - (WATCHED_NS if by else 0)  # whoever gave the command may not ask yet
         self._agents, self._host, self._by = agents, host, by
-        self._operator = Operator(platform, home, self._answer)
+        self._operator = Operator(platform, home, self.answer)
         self._finish: Finish | None = None
 
     def run(self) -> Finish:
@@ -278,10 +278,11 @@ class Coordinator:
             record: Any = entry.record
             if reason := doubt_of(record):
                 self._desk.happened(Doubted(ns=ns, step=record.step, reason=reason))
-            if isinstance(record, SaveDone) and record.commit and record.step > self._published:
-                self._published = record.step
-                self._desk.happened(Published(ns=ns, step=record.step))
+            if isinstance(record, SaveDone) and record.commit:
                 self._plan_due = True
+                if record.step > self._published:
+                    self._published = record.step
+                    self._desk.happened(Published(ns=ns, step=record.step))
         if self._plan_due and self._papers.do("plan", self._plan, self._planned):
             self._plan_due = False
 
@@ -306,6 +307,7 @@ class Coordinator:
         if request:
             asked = msgspec.json.encode(request).decode()
             self._desk.happened(CarrierWanted(ns=self._clock.ns, request=asked))
+            self._desk.settle()  # so that whoever waits for it sees that it was asked for
 
     def _retained(self, answers: Sequence[str]) -> None:
         """Write down what the carrier did; what it refused is left for the next plan and not news."""
@@ -326,7 +328,8 @@ class Coordinator:
             case BringBack():
                 self._waits.until_back(id, self._clock.ns)
             case WrapUp():
-                self._waits.until_wrapped(id, lambda: not self._desk.carrier_asked, own.done, self._clock.ns)
+                self._plan_due = self._plan_due or own.done  # the journal may be behind the last save
+                self._waits.until_wrapped(id, self._retired, own.done, self._clock.ns)
             case Write():
                 self._write(own.record)
             case Die():
@@ -342,6 +345,10 @@ class Coordinator:
         if isinstance(record, NodeSuspected) and record.node in self._desk.state.nodes:
             host = self._desk.state.nodes[record.node].host
             self._papers.do("blame", lambda: self._hosts.blame(host), lambda _: None)
+
+    def _retired(self) -> bool:
+        """Whether what the last save made superfluous was asked for, and done."""
+        return not (self._plan_due or self._papers.busy("plan") or self._desk.carrier_asked)
 
     def _begin(self, id: int, own: Begin) -> None:
         """Others may happen before it has begun: the policy hears of it as of anything else."""
@@ -362,7 +369,8 @@ class Coordinator:
 
     # --- persons ---
 
-    def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """To a person's request over the socket `operator`."""
         if request.get("op") == "status":
             self._watched_ns = self._platform.boot_ns() if request.get("watching") else self._watched_ns
             elsewhere = self._lead.place if self._lead.place == self._job.second_log else ""

@@ -25,6 +25,8 @@ from packtrain.supervise.messages import (
     Acknowledge,
     Action,
     AgentEvent,
+    CarrierEnded,
+    CarrierHomeBack,
     Did,
     Do,
     Edge,
@@ -38,6 +40,7 @@ from packtrain.supervise.messages import (
     RankHeard,
     RankSilent,
     RankStalled,
+    Unkillable,
     Welcome,
 )
 
@@ -62,12 +65,24 @@ KEPT = (RankEnded, Did, NodeLeaves)
 Key = tuple[object, ...]
 
 
+def _what(event: AgentEvent) -> object:
+    """What tells events of one kind and attempt apart that are of no rank."""
+    match event:
+        case CarrierEnded():
+            return event.given_up
+        case CarrierHomeBack():
+            return event.path
+        case Unkillable():
+            return event.pid
+    return None
+
+
 def _key(event: AgentEvent) -> Key:
     """Of two waiting edges with one key the later says all."""
     if isinstance(event, Did):
         return (Did, event.id)
     kind = "health" if isinstance(event, RankSilent | RankStalled | RankHeard) else type(event)
-    return (kind, getattr(event, "attempt", 0), getattr(event, "rank", -1))
+    return (kind, getattr(event, "attempt", 0), getattr(event, "rank", -1), _what(event))
 
 
 @dataclass

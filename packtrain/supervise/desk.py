@@ -112,7 +112,7 @@ class Desk:
             return
         self._heard(ns, pulse.node)
         if pulse.attempt and pulse.attempt == self._pace.attempt:
-            self._pace.heard(pulse.node, pulse.step, pulse.step_s)
+            self._pace.heard(pulse.node, pulse.step, pulse.step_s, pulse.phase)
 
     # --- decided ---
 
@@ -221,6 +221,12 @@ class Desk:
     def steps(self) -> dict[str, int]:
         """Node of the attempt that runs -> the last step that its ranks completed; -1: not known."""
         return self._pace.steps if self._pace.attempt == self.state.run.attempt else {}
+
+    @property
+    def phase(self) -> str:
+        """What rank 0 of that attempt does; empty: not known."""
+        now = self._pace.phases if self._pace.attempt == self.state.run.attempt else {}
+        return next((now.get(name, "") for name, node in self.state.nodes.items() if node.slot == 0), "")
 
 
 def _together(events: Sequence[AnyEvent]) -> Iterator[list[AnyEvent]]:

@@ -120,14 +120,16 @@ class Pace:
         self.attempt, self._nodes = attempt, nodes
         self.steps: dict[str, int] = {}
         """Node -> the last step that its ranks completed."""
+        self.phases: dict[str, str] = {}
+        """Node -> what its first rank does, to be shown."""
         self._step_s: dict[str, float] = {}
         self._slow_since: dict[str, int] = {}
         self._told: set[str] = set()
         self._told_step, self._told_ns = -1, 0
         self._compared_ns = -PACE_NS
 
-    def heard(self, node: str, step: int, step_s: float) -> None:
-        self.steps[node], self._step_s[node] = step, step_s
+    def heard(self, node: str, step: int, step_s: float, phase: str = "") -> None:
+        self.steps[node], self._step_s[node], self.phases[node] = step, step_s, phase
 
     def look(self, ns: int) -> list[Progress | Slow]:
         return [*self._progress(ns), *self._slow(ns)]

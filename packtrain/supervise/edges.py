@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from packtrain.core.errors import CarrierLost
-from packtrain.core.records import FaultMissed, NodeBack, NodeSuspected, StacksTaken
+from packtrain.core.errors import CarrierLost, ProcessHangs, error_named
+from packtrain.core.records import CarrierGivenUp, FaultMissed, HomeBack, NodeBack, NodeSuspected, StacksTaken
 from packtrain.core.units import NS
 from packtrain.supervise import causes, held, holding, remedies
 from packtrain.supervise.asked import stop_for_change
@@ -14,6 +14,7 @@ from packtrain.supervise.hardware import failing
 from packtrain.supervise.messages import (
     Break,
     CarrierEnded,
+    CarrierHomeBack,
     CarrierUp,
     Did,
     EndAttempt,
@@ -31,6 +32,7 @@ from packtrain.supervise.messages import (
     Stacks,
     TakeStacks,
     TellHeld,
+    Unkillable,
 )
 from packtrain.supervise.state import ENDING, LAUNCHING, RUNNING, Issued, Trouble, Turn
 
@@ -116,6 +118,10 @@ def from_node(turn: Turn, event: FromNode, done: Issued | None) -> None:
             _introduce(turn)
         case CarrierEnded():
             _carrier_ended(turn, name, edge)
+        case CarrierHomeBack():
+            turn.own(Write(record=HomeBack(path=edge.path, node=name)))
+        case Unkillable():
+            _unkillable(turn, name, edge)
         case Stacks() if edge.rank in turn.ranks:
             turn.rank(edge.rank, stack=edge.text)
             turn.own(Write(record=StacksTaken(
@@ -206,12 +212,21 @@ def _ended(turn: Turn, name: str, edge: RankEnded) -> None:
 
 def _carrier_ended(turn: Turn, name: str, edge: CarrierEnded) -> None:
     turn.node(name, carrier="", symptom="carrier ended", symptom_ns=turn.ns)
-    error = CarrierLost(
-        f"the carrier of node {name} ended ({edge.why}); another one starts, the workers go on",
-        where=f"node {name}", fix="see carrier.log beside the workers' logs; a save under way is tried again",
+    if edge.given_up:
+        turn.own(Write(record=CarrierGivenUp(reason=edge.why, quarantine=list(edge.quarantine), node=name)))
+    error = error_named(**edge.error) if edge.error else CarrierLost(
+        f"the carrier of node {name} ended ({edge.why}); another one starts, the workers go on", where=f"node {name}",
+        fix=f"see carrier-{name}.log beside the workers' logs; a save under way is tried again",
     )
     remedies.warn(turn, error)
     holding.show(turn, turn.nodes[name].symptom)
+
+
+def _unkillable(turn: Turn, name: str, edge: Unkillable) -> None:
+    remedies.warn(turn, ProcessHangs(
+        f"{edge.what} (process {edge.pid}) was killed and has not ended in {edge.seconds:.0f} s: a disk may hang",
+        where=f"node {name}", fix="see dmesg, and whether the disks of the run answer; it goes when they come back",
+    ))
 
 
 def _introduce(turn: Turn) -> None:

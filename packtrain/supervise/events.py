@@ -12,9 +12,11 @@ import msgspec
 
 from packtrain.core.records import (
     AttemptEnded,
+    CarrierGivenUp,
     ErrorSeen,
     FaultInjected,
     FaultMissed,
+    HomeBack,
     NodeBack,
     NodeCordoned,
     NodeLost,
@@ -235,7 +237,7 @@ class Write(Own, tag="write"):
 
     record: (
         AttemptEnded | ErrorSeen | OrderGiven | NodeLost | NodeBack | NodeSuspected | NodeCordoned | SharedCauseSeen
-        | ReplayOrdered | StacksTaken | WorldChosen | FaultInjected | FaultMissed
+        | ReplayOrdered | StacksTaken | WorldChosen | FaultInjected | FaultMissed | CarrierGivenUp | HomeBack
     )
 
 

@@ -214,12 +214,18 @@ def _base(platform: Platform, run_folder: str, env: Mapping[str, str]) -> str:
             _remove(platform, path)
         with suppress(OSError):
             platform.mkdir(path, 0o700)
-        if is_ours(path) and not platform.listdir(path):
+        if is_ours(path) and _is_empty(platform, path):
             return path
     raise RunUnusable(
         "no folder for sockets that only this user can reach", where="XDG_RUNTIME_DIR, /tmp",
         fix="make one of them writable, with a path shorter than 50 bytes",
     )
+
+
+def _is_empty(platform: Platform, folder: str) -> bool:
+    with suppress(OSError):
+        return not platform.listdir(folder)
+    return False
 
 
 def _candidates(platform: Platform, run_folder: str, env: Mapping[str, str]) -> Iterator[str]:

@@ -110,6 +110,28 @@ class CarrierEnded(Part, tag="carrier_ended"):
 
     attempt: int
     why: str
+    given_up: bool = False
+    """It hung: it was killed, and nobody waits for its end."""
+    quarantine: tuple[str, ...] = ()
+    """Homes of saves that the next one keeps off until they answer."""
+    error: dict[str, str] = {}
+    """What is told of that: name, what, where, fix."""
+
+
+class CarrierHomeBack(Part, tag="carrier_home_back"):
+    """A home of saves that was in quarantine answers again."""
+
+    attempt: int
+    path: str
+
+
+class Unkillable(Part, tag="unkillable"):
+    """A process that was killed has not ended in so long: a disk may hang under it. Told once; nobody waits."""
+
+    attempt: int
+    what: str
+    pid: int
+    seconds: float
 
 
 class Stacks(Part, tag="stacks"):
@@ -147,7 +169,7 @@ class Did(Part, tag="did"):
 
 AgentEvent = (
     RankReady | RankPhase | RankSilent | RankStalled | RankIdle | RankHeard | RankEnded
-    | CarrierUp | CarrierEnded | Stacks | HardwareSeen | NodeLeaves | Did
+    | CarrierUp | CarrierEnded | CarrierHomeBack | Unkillable | Stacks | HardwareSeen | NodeLeaves | Did
 )
 
 
@@ -291,6 +313,8 @@ class Pulse(Part, tag="pulse"):
     """Completed by all of its ranks; -1: not known."""
     step_s: float = 0.0
     """Median of its latest steps; 0: not known."""
+    phase: str = ""
+    """Of its first rank; empty: not known."""
 
 
 class Edge(Part, tag="edge"):

@@ -1,141 +1,18 @@
-"""What the foreground waits for where a run has mirrors: at the beginning of an attempt for a checkpoint that was
-deleted from outside and is on its way back, at the end of the run for its last checkpoint to be everywhere.
-
-The carrier does both (checkpoint/mirroring.py); here is only looked, until it is done, cannot be, or a person asks to
-stop.
-"""
+"""What is said of the mirrors of a run before it begins and when it is done: where they may lie, what they lack."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.mirrors import holders, others, read_state
-from packtrain.checkpoint.reader import COPIED, missing, survey
-from packtrain.checkpoint.retention import owed
+from packtrain.checkpoint.reader import COPIED, missing
 from packtrain.core.errors import CheckpointLost, Contradiction, MirrorFailed, PacktrainError
-from packtrain.core.platform import Platform, Process
-from packtrain.core.records import ErrorSeen, MirrorDone
-from packtrain.core.units import NS
-
-HURRY = signal.SIGUSR1
-"""Tells the carrier that the run is done: what is due some time is due now."""
-
-
-class Waits:
-    """Of one run."""
-
-    def __init__(
-        self, platform: Platform, run_folder: str, config: CheckpointConfig, carrier_path: str,
-        look: Callable[[], bool], say: Callable[[str], None], warn: Callable[[PacktrainError], None],
-    ) -> None:
-        """`carrier_path`: the socket of each carrier. `look` waits a moment and hears what there is to hear; True: a
-        person asks to stop."""
-        self._platform, self._run_folder, self._config = platform, run_folder, config
-        self._mirrors = others(config.mirrors, run_folder)
-        self._log = CommitLog(platform, f"{run_folder}/commits")
-        self._carrier_path = carrier_path
-        self._look, self._say, self._warn = look, say, warn
-        self._asked = False
-        """A person asked to stop while we waited."""
-        self._told_lost: set[str] = set()
-        """Checkpoint folders that were said to be lost."""
-        self._tried: dict[str, int] = {}
-        """Mirror -> commit that was brought there, or failed to be."""
-
-    def noted(self, record: object) -> None:
-        """A journal record has arrived."""
-        if isinstance(record, MirrorDone):
-            self._tried[record.mirror] = record.commit
-        elif isinstance(record, ErrorSeen) and record.name == CheckpointLost.name:
-            self._told_lost.add(record.where.rpartition("/")[2])
-
-    def until_back(self, restored: Commit, carrier: Process) -> bool:
-        """A worker would only find it damaged, and the run go back to an older one. One try: if that fails, it does.
-        True: a person asked to stop before it was back."""
-        file = self._missing(restored)
-        if not file or not self._mirrors or not self._is_owed(restored):
-            return False
-        self._told_lost.clear()
-        self._say(
-            f"step {restored.step} was taken away from outside ({file}): it is brought back from a mirror before "
-            "training goes on (Ctrl-C stops)"
-        )
-        end_ns = self._end_ns(self._mirrors)
-        while self._missing(restored) and not self._is_told_lost(restored) and self._goes_on(carrier, end_ns):
-            continue
-        return self._asked and bool(self._missing(restored))
-
-    def until_brought(self, carrier: Process | None) -> None:
-        """The last checkpoint of a run that is done goes to every mirror at once, whatever the cadence. Whatever comes
-        of it, which mirrors are left without it is told at the end, and whether it is there at all."""
-        if not self._mirrors:
-            return
-        point: Commit | None = None
-        with suppress(PacktrainError):  # told below
-            point = self._log.restore_point()
-        behind = [mirror for mirror in self._mirrors if point is not None and not self._has(mirror, point)]
-        if point is not None and behind and carrier is not None:
-            self._bring(point, behind, carrier)
-        for told in shortfall(self._platform, self._run_folder, self._config):
-            self._warn(told)
-
-    def _bring(self, point: Commit, behind: Sequence[Mirror], carrier: Process) -> None:
-        """Until each mirror was tried, or nothing more can come of it."""
-        self._say(f"bringing step {point.step} to {names(behind)} (Ctrl-C leaves it)")
-        self._tried.clear()
-        self._told_lost.clear()
-        end_ns = self._end_ns(behind)
-        if self._starts(carrier, end_ns):
-            carrier.send_signal(HURRY)
-            while self._may_come(point, behind) and self._goes_on(carrier, end_ns):
-                continue
-        having = [mirror for mirror in behind if self._has(mirror, point)]
-        if having:
-            self._say(f"step {point.step} is on {names(having)}")
-
-    def _may_come(self, point: Commit, behind: Sequence[Mirror]) -> bool:
-        if self._is_told_lost(point) and self._missing(point):
-            return False
-        return any(self._tried.get(mirror.name) != point.number for mirror in behind)
-
-    def _starts(self, carrier: Process, end_ns: int) -> bool:
-        """Whether it listens at last: one that still starts would die of the signal."""
-        while not self._listens() and self._goes_on(carrier, end_ns):
-            continue
-        return self._listens()
-
-    def _listens(self) -> bool:
-        with suppress(OSError):
-            return self._platform.exists(self._carrier_path)
-        return False
-
-    def _goes_on(self, carrier: Process, end_ns: int) -> bool:
-        self._asked = self._look()
-        return not self._asked and carrier.poll() is None and self._platform.boot_ns() < end_ns
-
-    def _end_ns(self, mirrors: Sequence[Mirror]) -> int:
-        return self._platform.boot_ns() + int(sum(mirror.deadline_s for mirror in mirrors) * NS)
-
-    def _is_told_lost(self, commit: Commit) -> bool:
-        return commit.folder in self._told_lost
-
-    def _is_owed(self, commit: Commit) -> bool:
-        """Whether the carrier brings it back at all."""
-        with suppress(OSError, PacktrainError):
-            return commit in owed(survey(self._platform, self._run_folder), self._config)
-        return False
-
-    def _missing(self, commit: Commit) -> str:
-        return missing_file(self._platform, self._run_folder, commit)
-
-    def _has(self, mirror: Mirror, commit: Commit) -> bool:
-        return has(self._platform, self._run_folder, mirror, commit)
+from packtrain.core.platform import Platform
 
 
 def check_places(platform: Platform, mirrors: Sequence[Mirror], run_folder: str) -> None:

@@ -1,7 +1,7 @@
 """The carrier of one attempt on one node: started, asked how it stands, given up where it hangs, started again.
 
-What to do about it is decided in one_carrier.py, as under the foreground; here it is carried out for an agent, which
-tells its coordinator what became of it and waits for nothing.
+What to do about it is decided in one_carrier.py; here it is carried out for an agent, which tells its coordinator what
+became of it and waits for nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,7 +17,7 @@ from packtrain.core.contract import Word
 from packtrain.core.platform import Platform, Process
 from packtrain.supervise import one_carrier
 from packtrain.supervise.job import Job
-from packtrain.supervise.messages import AgentEvent, CarrierEnded, CarrierUp, GiveOrder, Launch
+from packtrain.supervise.messages import AgentEvent, CarrierEnded, CarrierHomeBack, CarrierUp, GiveOrder, Launch
 from packtrain.supervise.place import Place
 from packtrain.supervise.processes import Processes
 from packtrain.supervise.sockets import remove_socket
@@ -29,17 +30,36 @@ HURRY = signal.SIGUSR1
 """Tells a carrier that the run is done: what is due some time is due now."""
 
 
+@dataclass
+class Known:
+    """What an agent knows of its carriers, from one attempt to the next: which homes they hung in, which of those that
+    were given up have not ended."""
+
+    watch: CarrierWatch
+    state: one_carrier.State
+
+    @property
+    def pids(self) -> list[int]:
+        """Of those that were given up and have not ended."""
+        return [process.pid for process in self.watch.left()]
+
+
+def nothing_known(job: Job, place: Place, platform: Platform, processes: Processes) -> Known:
+    """Of an agent that begins."""
+    watch = CarrierWatch(platform, place.carrier, processes.kill_group)
+    return Known(watch, one_carrier.State(overdue_s=job.supervise.carrier_overdue_s))
+
+
 class NodeCarrier:
     """None is started where the job has no command for it. `tell`: takes what happens."""
 
     def __init__(
         self, job: Job, place: Place, launch: Launch, env: Mapping[str, str], log: str, platform: Platform,
-        processes: Processes, tell: Callable[[AgentEvent], None],
+        processes: Processes, known: Known, tell: Callable[[AgentEvent], None],
     ) -> None:
         self._job, self._place, self._launch, self._env, self._log = job, place, launch, env, log
         self._platform, self._processes, self._tell = platform, processes, tell
-        self._state = one_carrier.State(overdue_s=job.supervise.carrier_overdue_s)
-        self._watch = CarrierWatch(platform, place.carrier, processes.kill_group)
+        self._known, self._watch = known, known.watch
         self._process: Process | None = None
         self._address = ""
         self._stopping = False
@@ -61,16 +81,15 @@ class NodeCarrier:
 
     @property
     def pids(self) -> list[int]:
-        """Of all that this one polls, those that were given up and have not ended included."""
-        current = [self._process] if self._process is not None else []
-        return [process.pid for process in (*current, *self._watch.left())]
+        """Of the one that runs."""
+        return [self._process.pid] if self._process is not None else []
 
     def start(self, ns: int) -> None:
         """Nobody waits for it to listen: a worker offers later than that, and tries again where it does not. Raises
         OSError."""
         if self._job.carrier:
-            self._spawn(())
-            self._state = one_carrier.began(self._state, ns)
+            self._spawn(self._known.state.quarantine)
+            self._known.state = one_carrier.began(self._known.state, ns)
 
     def ordered(self, action: GiveOrder) -> None:
         """The workers are told a word."""
@@ -92,9 +111,9 @@ class NodeCarrier:
         for event in events:
             if isinstance(event, one_carrier.Gone):
                 self._ended(one_carrier.status_text(event.status))
-            self._state, actions = one_carrier.happened(self._state, event, self._stopping)
+            self._known.state, actions = one_carrier.happened(self._known.state, event, self._stopping)
             self._do(ns, actions)
-        self._state, actions = one_carrier.tick(self._state, ns, gap_ns)
+        self._known.state, actions = one_carrier.tick(self._known.state, ns, gap_ns)
         self._do(ns, actions)
         self._find_address()
         self._hurry()
@@ -133,16 +152,23 @@ class NodeCarrier:
         self._watch.drop()
 
     def _do(self, ns: int, actions: Sequence[one_carrier.Action]) -> None:
-        """What the policy warns of, the coordinator says: it hears of each end."""
         for action in actions:
             match action:
                 case one_carrier.Start(_, quarantine):
                     self._again(ns, quarantine)
-                case one_carrier.GiveUp(reason, _):
-                    if self._process is not None:
-                        self._watch.give_up(self._process)
-                    self._process = None
-                    self._ended(f"it {reason} and was given up")
+                case one_carrier.GiveUp():
+                    self._give_up(action)
+                case one_carrier.TakenBack(path):
+                    self._tell(CarrierHomeBack(attempt=self._launch.attempt, path=path))
+
+    def _give_up(self, action: one_carrier.GiveUp) -> None:
+        if self._process is not None:
+            self._watch.give_up(self._process)
+        self._process = None
+        self._tell(CarrierEnded(
+            attempt=self._launch.attempt, why=action.reason, given_up=True, quarantine=action.quarantine,
+            error=action.error.as_dict(),
+        ))
 
     def _again(self, ns: int, quarantine: Sequence[str]) -> None:
         """One that cannot be started now is one that ended at once: the next try comes later and later."""
@@ -151,7 +177,7 @@ class NodeCarrier:
         except OSError as error:
             self._ended(f"it cannot be started: {error.strerror}")
             gone = one_carrier.Gone(ns=ns, status=CANNOT_EXECUTE)
-            self._state, _ = one_carrier.happened(self._state, gone, self._stopping)
+            self._known.state, _ = one_carrier.happened(self._known.state, gone, self._stopping)
 
     def _ended(self, why: str) -> None:
         self._tell(CarrierEnded(attempt=self._launch.attempt, why=why))

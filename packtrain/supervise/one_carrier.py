@@ -16,7 +16,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
-from packtrain.core.errors import CarrierHung, CarrierLost, PacktrainError
+from packtrain.core.errors import CarrierHung
 from packtrain.core.units import NS
 from packtrain.supervise.config import FIRST_BEAT_FACTOR
 
@@ -84,7 +84,9 @@ class GiveUp:
     """SIGKILL it and wait for nothing; its socket's name goes to the next one."""
 
     reason: str
-    quarantine: tuple[str, ...] = ()
+    quarantine: tuple[str, ...]
+    error: CarrierHung
+    """What is told of it."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,7 @@ class TakenBack:
     path: str
 
 
-@dataclass(frozen=True)
-class Warn:
-    """Something went wrong and the run goes on."""
-
-    error: PacktrainError
-
-
-Action = Start | GiveUp | TakenBack | Warn
+Action = Start | GiveUp | TakenBack
 
 
 @dataclass(frozen=True)
@@ -165,12 +160,7 @@ def pause_s(failures: int) -> int:
 
 
 def _gone(state: State, event: Gone) -> Step:
-    state, wait_s = _put_off(state, event.ns)
-    error = CarrierLost(
-        f"the carrier ended ({status_text(event.status)}); another one starts in {wait_s} s, the worker goes on",
-        where="carrier of this node", fix="see carrier.log beside the worker's log; a save under way is tried again",
-    )
-    return state, [Warn(error=error)]
+    return _put_off(state, event.ns)[0], []
 
 
 def _put_off(state: State, ns: int) -> tuple[State, int]:
@@ -211,7 +201,7 @@ def _give_up(state: State, ns: int, why: str) -> Step:
     paths = tuple(dict.fromkeys((*state.quarantine, *state.hung)))
     state, wait_s = _put_off(state, ns)
     state = replace(state, quarantine=paths, undead=state.undead + 1)
-    return state, [GiveUp(reason=why, quarantine=paths), Warn(error=_hung_error(state, why, wait_s))]
+    return state, [GiveUp(reason=why, quarantine=paths, error=_hung_error(state, why, wait_s))]
 
 
 def _hung_error(state: State, why: str, wait_s: int) -> CarrierHung:
@@ -223,8 +213,8 @@ def _hung_error(state: State, why: str, wait_s: int) -> CarrierHung:
     return CarrierHung(
         f"the carrier {why}: it was killed, and {then}{left}; the worker goes on",
         where=homes or "carrier of this node",
-        fix="see whether the disks of the run and of checkpoint.fallback answer (ls, df, dmesg), and carrier.log "
-        "beside the worker's log; a save under way is offered again",
+        fix="see whether the disks of the run and of checkpoint.fallback answer (ls, df, dmesg), and the carrier's log "
+        "beside the worker's; a save under way is offered again",
     )
 
 

@@ -62,6 +62,10 @@ class Papers:
         self._errands.start(self._platform.boot_ns(), EVER_S, lambda: (call(),), told)
         return True
 
+    def busy(self, kind: str) -> bool:
+        """Whether a call of this kind is under way."""
+        return kind in self._busy
+
     def look(self) -> list[Entry]:
         """What has come into the journal since the last look. Tells of calls that are over, and starts others."""
         ns = self._platform.boot_ns()

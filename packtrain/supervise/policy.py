@@ -245,9 +245,11 @@ def _begun(turn: Turn, event: Begun) -> None:
 
 
 def _not_begun(turn: Turn, event: Begun) -> None:
+    """The first attempt of all is not tried again: whoever gave the command is still there."""
     error = error_named(**event.error)
     refused = turn.run.refused + 1
-    if error.exit_code != EXIT_AGAIN or error.name == "commits.stale" or refused >= remedies.UNREADABLE_MAX:
+    final = error.exit_code != EXIT_AGAIN or error.name == "commits.stale" or turn.run.first
+    if final or refused >= remedies.UNREADABLE_MAX:
         return remedies.finish(turn, error.exit_code, error.what, event.error)
     remedies.warn(turn, error)
     turn.set(refused=refused, begin_ns=turn.ns + remedies.pause_s(refused) * NS)
@@ -395,9 +397,10 @@ def _grow(turn: Turn) -> None:
 
 
 def _ask_carrier(turn: Turn, request: str) -> None:
-    """Of the node that publishes; one request at a time, and another one is made after the next save."""
+    """Of the node that publishes; one request at a time, and another one is made after the next save. Carriers outlive
+    the workers."""
     busy = any(isinstance(one.action, AskCarrier) and turn.nodes[one.node].here for one in turn.pending)
-    if turn.run.stage == RUNNING and not busy:
+    if turn.run.stage in (RUNNING, WRAPPING) and not busy:
         turn.do(members(turn.nodes)[0], AskCarrier(attempt=turn.run.attempt, request=request))
 
 

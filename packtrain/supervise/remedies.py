@@ -178,7 +178,7 @@ def stopped(found: Cause | None = None) -> dict[str, str]:
     """The error of a run that ends because somebody asked for it."""
     if found is not None and found.kind == "again" and found.error:
         return found.error
-    clean = found is None or found.kind == "again"
+    clean = found is None or found.kind in ("again", "asked")
     what = "stopped on request" if clean else f"stopped on request, but not cleanly: {found and found.reason}"
     return StoppedOnRequest(what, fix="the same command goes on from the last published step").as_dict()
 

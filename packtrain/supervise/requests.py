@@ -20,11 +20,6 @@ class Requests:
         taken, self._arrived = self._arrived, []
         return taken
 
-    @property
-    def waiting(self) -> bool:
-        """Whether one has arrived that was not taken yet."""
-        return bool(self._arrived)
-
     def arrive(self, signum: int, frame: object = None) -> None:
         self._arrived.append(signal.Signals(signum).name)
 

@@ -1,20 +1,16 @@
-"""The folder that only this user can reach, with the sockets and the control file of one run on one node.
+"""Sockets of one node: whose folder they may lie in, free names and ports, and the beats of workers.
 
-A unix socket path has 107 bytes at most, so the folder is short and does not lie in the run folder. Its name follows
-from the run folder: whoever holds the run may reuse what a killed foreground left behind. Beats come from anybody who
-can reach the socket; the kernel says whose they are, and those of other users are counted and dropped.
+A unix socket path has 107 bytes at most, so they lie in a short folder of this user's, not in the run folder. Beats
+come from anybody who can reach the socket; the kernel says whose they are, and those of other users are dropped.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import select
 import socket
 import stat
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from packtrain.core.contract import Beat, Ready, parse_beat, parse_ready
 from packtrain.core.errors import RunUnusable
@@ -26,14 +22,6 @@ BEATS_AT_ONCE_MAX = 256
 _CREDENTIALS = struct.Struct("iII")
 
 
-def _candidates(run_folder: str, env: Mapping[str, str], platform: Platform) -> Iterator[str]:
-    name = f"packtrain-{hashlib.sha256(os.path.realpath(run_folder).encode()).hexdigest()[:12]}"
-    for base in (env.get("XDG_RUNTIME_DIR"), "/tmp"):
-        if base and os.path.isdir(base):
-            yield f"{base}/{name}"
-            yield f"{base}/{name}-{platform.token(4)}"
-
-
 def is_ours(path: str) -> bool:
     """Whether `path` is a real folder, of this user and closed to all others: names in /tmp can be squatted."""
     try:
@@ -41,46 +29,6 @@ def is_ours(path: str) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700
-
-
-@contextmanager
-def private_folder(platform: Platform, run_folder: str, env: Mapping[str, str]) -> Iterator[str]:
-    """A 0700 folder with a short path, emptied and removed at the end. Only the holder of the run may call this."""
-    for path in _candidates(run_folder, env, platform):
-        if len(f"{path}/{LONGEST_NAME}") > PATH_BYTES_MAX:
-            continue
-        with suppress(OSError):
-            platform.mkdir(path, 0o700)
-        if is_ours(path):
-            break
-    else:
-        raise RunUnusable(
-            "no folder for sockets that only this user can reach", where="XDG_RUNTIME_DIR, /tmp",
-            fix="make one of them writable, with a path shorter than 60 bytes",
-        )
-    try:
-        _empty(platform, path)
-    except OSError as error:
-        raise _unusable(error, path) from error
-    try:
-        yield path
-    finally:
-        with suppress(OSError):
-            _empty(platform, path)
-            platform.rmdir(path)
-
-
-def _unusable(error: OSError, path: str) -> RunUnusable:
-    return RunUnusable(
-        f"the folder for sockets cannot be used: {error}", where=path,
-        fix="see that XDG_RUNTIME_DIR or /tmp is writable and not full; then run the same command",
-    )
-
-
-def _empty(platform: Platform, folder: str) -> None:
-    for name in platform.listdir(folder):
-        with suppress(OSError):
-            platform.unlink(f"{folder}/{name}")
 
 
 def remove_socket(platform: Platform, path: str) -> None:
@@ -108,19 +56,14 @@ class BeatSocket:
             self._socket = platform.datagram_receiver(path)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         except OSError as error:
-            raise _unusable(error, path) from error
-
-    def wait(self, timeout_s: float) -> None:
-        """Until something arrived or `timeout_s` passed."""
-        select.select([self._socket], [], [], timeout_s)
+            raise RunUnusable(
+                f"the socket for beats cannot be made: {error}", where=path,
+                fix="see that XDG_RUNTIME_DIR or /tmp is writable and not full; then run the same command",
+            ) from error
 
     def fileno(self) -> int:
         """For who waits for other things as well."""
         return self._socket.fileno()
-
-    def drain(self) -> list[Beat]:
-        """The beats that have arrived, `BEATS_AT_ONCE_MAX` at most; what else a rank says is left out."""
-        return [one for one in self.arrived() if isinstance(one, Beat)]
 
     def arrived(self) -> list[Beat | Ready]:
         """All that has arrived, at most `BEATS_AT_ONCE_MAX`."""

@@ -39,7 +39,7 @@ def status(
     return {
         "ok": True, "run": job.name, "term": term, "state": WORDS[run.stage], "stage": run.stage,
         "attempt": run.attempt, "step": max(run.attempt_step, min(steps.values(), default=-1), run.best_step),
-        "paused": run.paused, "phase": "step" if run.stage == RUNNING else "init", "reason": run.reason,
+        "paused": run.paused, "phase": desk.phase or ("step" if run.stage == RUNNING else "init"), "reason": run.reason,
         "stopping": run.stopping, "log": _log(desk, elsewhere), "waits": waits,
         "nodes": [_node(name, node, run, steps.get(name, -1), agents) for name, node in sorted(nodes.items())],
     }

@@ -22,6 +22,7 @@ from packtrain.supervise.mirrors import has, missing_file, names
 RETAIN_NS = 10 * NS
 """How long the end of an attempt may wait for retention; what is left is planned again next time."""
 LOOK_NS = NS // 2
+"""Between two looks at a disk."""
 
 
 @dataclass
@@ -33,6 +34,8 @@ class Wait:
     end_ns: int
     text: Callable[[], str] = str
     """What is waited for, for people; empty: nothing that they would miss."""
+    every_ns: int = 0
+    """Between two looks, where one costs something."""
     looked_ns: int = 0
 
 
@@ -64,7 +67,8 @@ class Waits:
         """One try: where it does not come back the worker finds it damaged, and the run goes back to an older one."""
         self._lost.clear()
         end_ns = ns + _patience_ns(self._mirrors)
-        self._waits.append(Wait(id, self._is_back, end_ns, lambda: "bringing a checkpoint back that was taken away"))
+        text = "bringing a checkpoint back that was taken away"
+        self._waits.append(Wait(id, self._is_back, end_ns, lambda: text, LOOK_NS))
 
     def _is_back(self) -> bool:
         with suppress(OSError, PacktrainError):
@@ -86,7 +90,7 @@ class Waits:
         self._lost.clear()
         self._waits.append(Wait(
             id, lambda: not self._may_come(point, behind), ns + _patience_ns(behind),
-            lambda: self._bringing(point, behind),
+            lambda: self._bringing(point, behind), LOOK_NS,
         ))
 
     def _behind(self) -> tuple[Commit | None, Sequence[Mirror]]:
@@ -118,7 +122,7 @@ class Waits:
         return sorted({wait.id for wait in over} - going_on)
 
     def _is_over(self, wait: Wait, ns: int) -> bool:
-        if ns < wait.looked_ns + LOOK_NS and ns < wait.end_ns:
+        if ns < wait.looked_ns + wait.every_ns and ns < wait.end_ns:
             return False
         wait.looked_ns = ns
         return wait.over() or ns >= wait.end_ns

@@ -4,11 +4,8 @@ also when the run's disk is dead. Those that were given up are killed here, and 
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from packtrain.core.platform import Platform, Process
@@ -28,8 +25,8 @@ class CarrierWatch:
     """Of the carriers of one node, which listen at `path` one after the other. `kill`: ends one with what it started.
     """
 
-    def __init__(self, platform: Platform, path: str, kill: Callable[[Process], None] | None = None) -> None:
-        self._platform, self._path, self._kill = platform, path, kill or kill_group
+    def __init__(self, platform: Platform, path: str, kill: Callable[[Process], None]) -> None:
+        self._platform, self._path, self._kill = platform, path, kill
         self._socket: socket.socket | None = None
         self._received = b""
         self._asked_ns = 0
@@ -118,9 +115,3 @@ def _hung(one: Any) -> Hung | None:
     if not isinstance(seconds, int | float):
         return None
     return Hung(path, threads, float(seconds))
-
-
-def kill_group(process: Process) -> None:
-    """SIGKILL a child and what it started: each child leads a session and a group of its own."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -31,7 +31,7 @@ AGREED = (StoppedOnRequest, GuardStopped, GuardRollback)
 
 
 class Signals:
-    """SIGTERM becomes this rank's order to stop, whenever it comes; SIGINT is the foreground's business."""
+    """SIGTERM becomes this rank's order to stop, whenever it comes; SIGINT is the business of whoever watches."""
 
     def __init__(self, by_hand: bool) -> None:
         self._came = False

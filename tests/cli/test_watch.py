@@ -9,21 +9,34 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import pytest
 
 from packtrain.cli import spec
-from packtrain.cli.watch import beat_of, last_line, told_end
+from packtrain.cli.watch import (
+    DETACHED,
+    REVIVALS_MAX,
+    REVIVALS_NS,
+    Revivals,
+    Watch,
+    beat_of,
+    last_line,
+    told_end,
+)
+from packtrain.core.contract import Beat
 from packtrain.core.errors import CoordinatorGone, PacktrainError, StoppedOnRequest
-from packtrain.core.journal import Journal
+from packtrain.core.holder import hold
+from packtrain.core.journal import Entry, Journal
 from packtrain.core.platform import LocalPlatform
-from packtrain.core.records import MirrorDone
+from packtrain.core.records import AttemptBegan, HomeBack, MirrorDone
+from packtrain.core.units import NS
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import local
-from packtrain.supervise.console import ask
+from packtrain.supervise.console import OPERATOR, ask
+from packtrain.supervise.requests import Requests
 from tests.cli.home import environment, said, start
 from tests.cli.stand_in import STATUS, StandIn, standing_in
 
@@ -265,3 +278,125 @@ def test_the_last_line_of_a_log(tmp_path: pathlib.Path) -> None:
     (tmp_path / "log").write_bytes(b"first\nlast\x1b[31m\n\n")
     assert last_line(LocalPlatform(), str(tmp_path / "log")) == "last[31m"
     assert last_line(LocalPlatform(), str(tmp_path / "none")) == ""
+
+
+# --- a watcher and a coordinator that is not there yet, or does not answer ------------------------------
+
+
+class Heard:
+    """A view that keeps what is said; `then` is called with it."""
+
+    def __init__(self, then: Callable[[str], object] = lambda text: None) -> None:
+        self.said: list[str] = []
+        self._then = then
+
+    def entries(self, entries: Sequence[Entry]) -> None: ...
+
+    def beat(self, beat: Beat) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        self._then(text)
+
+    def tick(self, now_ns: int) -> None: ...
+
+
+class Fast(LocalPlatform):
+    """A clock fifty times as fast."""
+
+    def boot_ns(self) -> int:
+        return 50 * super().boot_ns()
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds / 50)
+
+
+def unanswered(run: str, base: pathlib.Path) -> local.Keeper:
+    """Of a run whose coordinator does not listen."""
+    with standing_in(run, base):
+        live = local.find(LocalPlatform(), run)
+    assert live is not None
+    (base / "c" / OPERATOR).unlink(missing_ok=True)
+    return local.Keeper(LocalPlatform(), live, {})
+
+
+def test_a_stop_is_said_as_soon_as_somebody_listens(run: str, base: pathlib.Path) -> None:
+    """Ctrl-C while the coordinator still starts is no lost word."""
+    keeper, requests, there = unanswered(run, base), Requests(), list[StandIn]()
+    view = Heard(lambda text: there.append(StandIn(base / "c")) if "as soon as its coordinator" in text else None)
+    requests.arrive(signal.SIGINT)
+    finish = Watch(LocalPlatform(), keeper, view).run(requests, terminal=False)
+    there[0].close()
+    assert finish.exit_code == 75 and there[0].words() == ["stop"]
+    assert [text for text in view.said if "SIGINT" in text] == [
+        "SIGINT: the run stops as soon as its coordinator answers (once more leaves it alone)",
+        "SIGINT: saving, then stopping (once more kills)",
+    ]
+
+
+def test_asked_twice_while_nobody_listens_it_leaves(run: str, base: pathlib.Path) -> None:
+    """A watcher can always be left."""
+    requests = Requests()
+    for _ in range(2):
+        requests.arrive(signal.SIGINT)
+    finish = Watch(LocalPlatform(), unanswered(run, base), Heard()).run(requests, terminal=False)
+    assert finish == local.Finish(0, DETACHED)
+
+
+def test_a_coordinator_that_lives_and_does_not_answer_is_waited_for(run: str, base: pathlib.Path) -> None:
+    """It holds the run, and no other one could: none is started, and that is said once."""
+    keeper, requests, platform = unanswered(run, base), Requests(), Fast()
+    lock = hold(platform, run, "another")
+    view = Heard(lambda text: requests.arrive(signal.SIGHUP))
+    finish = Watch(platform, keeper, view).run(requests, terminal=False)
+    lock.release()
+    assert finish.reason == DETACHED and keeper.started == {}
+    assert view.said == ["the coordinator lives and does not answer (its disk may hang); the workers go on"]
+
+
+def test_a_display_that_breaks_is_told_once(there: StandIn, run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the run is watched to its end."""
+
+    class Broken(Heard):
+        def tick(self, now_ns: int) -> None:
+            raise ZeroDivisionError("planted")
+
+    live = local.find(LocalPlatform(), run)
+    assert live is not None
+    there.finish(0)
+    watch = Watch(LocalPlatform(), local.Keeper(LocalPlatform(), live, {}), Broken())
+    assert watch.run(Requests(), terminal=False).exit_code == 0
+    assert capsys.readouterr().err == "the display broke, the run goes on: ZeroDivisionError: planted\n"
+
+
+def test_revivals_are_bounded_by_the_minute() -> None:
+    """Ten in a minute are too many, ten in a month are not."""
+    revivals = Revivals()
+    for second in range(REVIVALS_MAX):
+        assert not revivals.too_many(second * NS)
+        revivals.note(second * NS)
+    assert revivals.too_many(REVIVALS_MAX * NS) and not revivals.too_many(REVIVALS_NS)
+
+
+def test_what_an_attempt_begins_from_is_said(there: StandIn, run: str) -> None:
+    """Where it is not the last save: from memory, or brought back from a mirror; and a home that answers again."""
+    live = local.find(LocalPlatform(), run)
+    assert live is not None
+    journal = Journal(LocalPlatform(), f"{run}/journal", role="coordinator")
+    journal.write(AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1, note="of the past"), durable=True)
+
+    class Telling(Heard):
+        ticks = 0
+
+        def tick(self, now_ns: int) -> None:
+            self.ticks += 1
+            if self.ticks == 1:
+                note = "step 7 from memory"
+                journal.write(AttemptBegan(attempt=2, commit=2, parent=1, restore_step=7, note=note), durable=True)
+                journal.write(HomeBack(path="/disk"), durable=True)
+                there.finish(0)
+
+    view = Telling()
+    Watch(LocalPlatform(), local.Keeper(LocalPlatform(), live, {}), view).run(Requests(), terminal=False)
+    journal.close()
+    assert view.said == ["step 7 from memory", "/disk answers again: saves may go there"]

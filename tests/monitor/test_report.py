@@ -254,7 +254,7 @@ def test_an_attempt_before_another_is_cut_off() -> None:
 
 
 def test_seconds_of_another_boot_are_not_mixed_in() -> None:
-    """An attempt whose foreground died with the machine ends where it was last heard of on its own boot."""
+    """An attempt whose coordinator died with the machine ends where it was last heard of on its own boot."""
     before = told((10.0, AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1)), (15.0, step(1)))
     after = told((99.0, step(2)), boot="b1")
     assert fold(before + after).attempts[0].wall_ns == 5 * NS

@@ -27,7 +27,7 @@ ENDING_S = 120
 """Left of the session's time to let the last runs end."""
 HANG_S = 600
 """Nothing that goes on takes this long, however busy the machine."""
-TARGETS = ("worker", "worker", "worker", "carrier", "foreground")
+TARGETS = ("worker", "worker", "worker", "carrier", "agent", "coordinator")
 MOMENTS = {"at any moment": 3, "in a save": 10, "after a save": 7}
 """How often each is chosen. At any moment: also before the trainer's first step."""
 ANY_S, IN_S, AFTER_S = 5.0, 0.05, 0.3
@@ -53,12 +53,10 @@ class Killer:
         check_lineage(self.known)
 
     def done(self) -> bool:
-        """A foreground that was killed is started again; it ends in no other way than killed or done."""
-        assert self.run.foreground is not None
-        status = self.run.foreground.poll()
-        if status is not None and status != EXIT_DONE:
-            assert status == -signal.SIGKILL, f"exit {status}\n{self.run.said()}"
-            self.run.start()
+        """Whoever watches starts again what was killed, and ends in no other way than done."""
+        assert self.run.watcher is not None
+        status = self.run.watcher.poll()
+        assert status in (None, EXIT_DONE), f"exit {status}\n{self.run.said()}"
         return status == EXIT_DONE
 
     def strike(self) -> bool:
@@ -113,7 +111,7 @@ def check_lineage(commits: list[Commit]) -> None:
     for commit in commits:
         if commit.kind == "begin":
             assert commit.step == newest, commit
-        else:
+        elif commit.kind == "save":
             assert commit.step > newest, commit
             newest = commit.step
 
@@ -141,8 +139,8 @@ def test_killed_trainers_lose_nothing(
     tmp_path: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, undisturbed: dict[str, bytes],
     soak_clock: SoakClock, notes: list[str],
 ) -> None:
-    """Through 200 kills of worker, carrier and foreground no published save is lost or damaged, every attempt begins at
-    the newest one, and each run ends with the bits of a run that nobody touched."""
+    """Through 200 kills of worker, carrier, agent and coordinator no published save is lost or damaged, every attempt
+    begins at the newest one, and each run ends with the bits of a run that nobody touched."""
     lanes = [Lane(tmp_path / str(i), store, cache, seed=i) for i in range(LANES)]
     try:
         with ThreadPoolExecutor(LANES) as pool:

@@ -214,10 +214,10 @@ def test_a_whole_run_beside_a_disk_that_hangs(sick: Sick, tmp_path: pathlib.Path
     (run / "checkpoints").symlink_to(sick.disk / "checkpoints")
     toy = {"steps": 100_000, "step_s": 0.02, "save_every": 50, "deadline_s": 4.0}
     with driven(run, toy, carrier_overdue_s=5.0, fallback=[str(scratch)]) as driven_run:
-        driven_run.until("beat 100")
+        driven_run.until_step(100)
         sick.now("hang")
         (stuck,) = [one for one in processes(run) if "packtrain.checkpoint.carrier" in one.cmdline()]
-        assert str(run) in driven_run.until("say the carrier has a thread that hung")
+        assert str(run) in driven_run.until("say warning: [checkpoint.carrier_hung]")
         carried = len(places(run))
         while not any(places(run)[carried:]):
             LocalPlatform().sleep(0.1)

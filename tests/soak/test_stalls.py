@@ -71,19 +71,22 @@ def test_a_frozen_carrier_costs_no_run(
         assert run.final() == undisturbed
 
 
-def test_a_frozen_foreground_costs_nothing(
-    tmp_path: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, undisturbed: dict[str, bytes]
+@pytest.mark.parametrize("part", ["coordinator", "agent"])
+def test_a_frozen_supervisor_costs_nothing(
+    part: str, tmp_path: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, undisturbed: dict[str, bytes]
 ) -> None:
-    """While the foreground is frozen for 30 s, training and saving go on, and afterwards it does not take its own
-    absence for the worker's."""
-    with trial(tmp_path, store, cache, STEPS, "supervise.beat_overdue_s=10") as run:
+    """While the coordinator is frozen for 30 s, or the agent for less than it may be silent, training and saving go on,
+    and afterwards neither takes its own absence for the worker's."""
+    with trial(
+        tmp_path, store, cache, STEPS, "supervise.beat_overdue_s=10", "supervise.node_lost_s=60"
+    ) as run:
         run.start()
         wait_for_step(run, 10)
-        run.send("foreground", signal.SIGSTOP)
+        assert run.send(part, signal.SIGSTOP)
         before = len(run.saves())
-        run.platform.sleep(STALL_S)
+        run.platform.sleep(STALL_S if part == "coordinator" else BRIEF_S)
         assert len(run.saves()) > before
-        run.send("foreground", signal.SIGCONT)
+        run.send(part, signal.SIGCONT)
         assert run.finish(500) == EXIT_DONE, run.said()
         assert attempts(run) == 1
         assert run.final() == undisturbed

@@ -15,9 +15,10 @@ from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.reader import Checkpoint, open_checkpoint
 from packtrain.core.journal import Entry, read_folder
 from packtrain.core.platform import LocalPlatform, Process
+from packtrain.supervise import local
 
 LOOK_S = 0.01
-PARTS = {"worker": "packtrain.train", "carrier": "packtrain.checkpoint.carrier"}
+CARRIER, WORKERS_LOG = "packtrain.checkpoint.carrier", "/0.log"
 SETTINGS = (
     "model.layers=2", "model.embed=128", "model.heads=2", "model.kv_heads=1", "model.head=64", "model.mlp=256",
     "optim.warmup_steps=20", "data.batch_rows=4", "data.length=64", "train.minutes_max=0",
@@ -27,12 +28,24 @@ SETTINGS = (
 )
 
 
+def is_carrier(process: psutil.Process) -> bool:
+    return CARRIER in process.cmdline()
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """By its log: one that was a standby keeps the name it was started with."""
+    return os.readlink(f"/proc/{process.pid}/fd/1").endswith(WORKERS_LOG)
+
+
+PLAYS = {"carrier": is_carrier, "worker": is_worker}
+
+
 class TookTooLong(AssertionError):
     """What a test waited for did not come."""
 
 
 class Trial:
-    """One run in a folder of its own. Used by one thread, which the foreground and all it starts do not outlive."""
+    """One run in a folder of its own, and the command that watches it."""
 
     def __init__(
         self, home: pathlib.Path, store: pathlib.Path, cache: pathlib.Path, steps: int, *settings: str
@@ -41,7 +54,7 @@ class Trial:
         self.home = home
         self.run = home / "runs" / "trial"
         self.log = CommitLog(self.platform, str(self.run / "commits"))
-        self.foreground: Process | None = None
+        self.watcher: Process | None = None
         self._commits: list[Commit] = []
         home.mkdir(parents=True, exist_ok=True)
         wanted = (*SETTINGS, f"train.steps={steps}", *settings)
@@ -59,10 +72,10 @@ class Trial:
 
     def start(self) -> None:
         """The command a person would give; the same one resumes."""
-        self.foreground = self.platform.spawn(self._argv, self._env, log_path=str(self.home / "foreground.log"))
+        self.watcher = self.platform.spawn(self._argv, self._env, log_path=str(self.home / "watcher.log"))
 
     def send(self, part: str, signum: int) -> bool:
-        """Signal the foreground, worker or carrier; False when there is none just now."""
+        """Signal worker, carrier, agent or coordinator; False when there is none just now."""
         found = self.process(part)
         if found is None:
             return False
@@ -74,30 +87,34 @@ class Trial:
 
     def process(self, part: str) -> psutil.Process | None:
         """The living process that plays `part`."""
-        if self.foreground is None or self.foreground.poll() is not None:
+        live = local.find(self.platform, str(self.run))
+        if live is None:
             return None
         try:
-            foreground = psutil.Process(self.foreground.pid)
-            if part == "foreground":
-                return foreground
-            return next((child for child in foreground.children() if PARTS[part] in child.cmdline()), None)
-        except psutil.NoSuchProcess:
+            agent = psutil.Process(live.agents["n0"])
+            if part == "coordinator":
+                return psutil.Process(self.platform.read_json(str(self.run / "holder"))["pid"])
+            if f"{live.base}/n0" not in agent.cmdline():
+                return None
+            return agent if part == "agent" else next(filter(PLAYS[part], agent.children()), None)
+        except (psutil.Error, OSError, ValueError, KeyError):
             return None
 
     def finish(self, timeout_s: float) -> int:
-        """Exit code of the foreground, waited for."""
-        assert self.foreground is not None
-        status = self.foreground.wait(timeout_s)
+        """Exit code of the command, waited for."""
+        assert self.watcher is not None
+        status = self.watcher.wait(timeout_s)
         if status is None:
-            raise TookTooLong(f"the foreground still runs after {timeout_s} s\n{self.said()}")
+            raise TookTooLong(f"the run goes on after {timeout_s} s\n{self.said()}")
         return status
 
     def clear(self) -> None:
-        """End what still runs."""
-        if self.foreground is not None:
-            self.send("worker", signal.SIGCONT)
-            self.foreground.send_signal(signal.SIGKILL)
-            self.foreground.wait(20)
+        """End what still runs: whoever watches first, who would start the others again."""
+        if self.watcher is not None:
+            self.watcher.send_signal(signal.SIGKILL)
+            self.watcher.wait(20)
+        for part in ("coordinator", "agent"):
+            self.send(part, signal.SIGKILL)
 
     # --- looking ---
 
@@ -110,8 +127,8 @@ class Trial:
         raise TookTooLong(f"waited {seconds} s for {what}\n{self.said()}")
 
     def said(self) -> str:
-        """The end of what the foreground and the last worker printed."""
-        logs = [self.home / "foreground.log", *sorted(self.run.glob("logs/*/0.log"))[-1:]]
+        """The end of what the command and the last worker printed."""
+        logs = [self.home / "watcher.log", *sorted(self.run.glob("logs/*/0.log"))[-1:]]
         return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in logs if path.exists())
 
     def commits(self) -> list[Commit]:

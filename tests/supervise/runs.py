@@ -1,4 +1,4 @@
-"""Real foregrounds for tests: start one, follow what it says, signal it, and look at what it left."""
+"""Real runs of one node for tests: start one, follow what is said, signal whoever watches, look at what it left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.reader import open_checkpoint
 from packtrain.core.journal import read_folder
 from packtrain.core.platform import LocalPlatform
+from packtrain.supervise import local
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class Driven:
-    """A foreground in a process of its own, with the toy as its worker."""
+    """A run whose watcher is a process of its own."""
 
     def __init__(self, folder: pathlib.Path, toy: dict[str, Any], *flags: str, **options: Any) -> None:
         self.folder = folder
@@ -44,6 +45,11 @@ class Driven:
                 return line
         raise AssertionError(f"ended before {start!r}: {self.process.stderr and self.process.stderr.read()}")
 
+    def until_step(self, step: int) -> None:
+        """That one or a later one is done."""
+        while int(self.until("step").split()[1]) < step:
+            continue
+
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
 
@@ -56,12 +62,16 @@ class Driven:
 
 @contextmanager
 def driven(folder: pathlib.Path, toy: dict[str, Any], *flags: str, **options: Any) -> Iterator[Driven]:
+    """What is left of it is killed: a run does not end with whoever watches it."""
     run = Driven(folder, toy, *flags, **options)
     try:
         yield run
     finally:
         run.process.kill()
         run.process.communicate()
+        for left in processes(folder):
+            with suppress(psutil.Error):
+                left.kill()
 
 
 def drive(folder: pathlib.Path, toy: dict[str, Any], *flags: str, **options: Any) -> tuple[int, str]:
@@ -72,13 +82,14 @@ def drive(folder: pathlib.Path, toy: dict[str, Any], *flags: str, **options: Any
 
 def processes(folder: pathlib.Path) -> list[psutil.Process]:
     """Every process that was started for this run, by its environment or command line."""
-    found = []
+    live = local.find(LocalPlatform(), str(folder))
+    wanted, found = {str(folder), f"{live.base}/job.json" if live is not None else str(folder)}, []
     for process in psutil.process_iter():
         try:
-            told = [*process.cmdline(), process.environ().get("PACKTRAIN_RUN", "")]
+            told = {*process.cmdline(), process.environ().get("PACKTRAIN_RUN", "")}
         except psutil.Error:
             continue
-        if str(folder) in told:
+        if wanted & told:
             found.append(process)
     return found
 

@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from packtrain.core.contract import Order, Place, Ready, Word, parse_order
+from packtrain.core.contract import Beat, Order, Place, Ready, Word, parse_order
 from packtrain.core.fake import fail
 from packtrain.core.journal import Journal
 from packtrain.core.records import ErrorSeen
@@ -37,6 +37,7 @@ from packtrain.supervise.messages import (
     TellHeld,
 )
 from packtrain.supervise.processes import MARK, Marked, end_leftovers
+from packtrain.supervise.ranks import KNOWN_MIN
 from tests.supervise.fake_agent import HOME, JOB, RUN, Node, launch, stubborn
 
 
@@ -299,11 +300,11 @@ def test_what_is_held_in_memory_is_told() -> None:
 
 
 def test_without_a_coordinator_the_workers_go_on_and_the_next_one_hears_all() -> None:
-    """Each 6 s it calls again, and another one at once; what ended meanwhile is told to that one."""
+    """It calls again after 6 s, then later, and another one at once; what ended meanwhile is told to that one."""
     node = started()
     node.beat("step", 1)
     node.pass_s(20)
-    assert [call.address for call in node.link.calls] == ["tcp://c:1"] * 4
+    assert [call.address for call in node.link.calls] == ["tcp://c:1"] * 3
     keys.write_address(node.platform, HOME, Address(address="tcp://c:2", server_key="k", term=2))
     node.children("worker")[0].exit(1)
     node.pass_s(1.2)
@@ -369,7 +370,8 @@ def test_sigterm_with_workers_that_stop_ends_soon() -> None:
 
 
 def test_standbys_are_started_when_nothing_waits_for_the_processor() -> None:
-    """Not while a worker begins, nor between two attempts; once it steps, or a spare has been idle for long."""
+    """Not while a worker begins or compiles, nor between two attempts; once a few steps are known, or a spare has been
+    idle for long."""
     job = msgspec.structs.replace(JOB, worker=(sys.executable, "w.py"), preload=("decimal",))
     node = Node(job, programs={sys.executable: stubborn})
 
@@ -381,8 +383,13 @@ def test_standbys_are_started_when_nothing_waits_for_the_processor() -> None:
     node.beat("init", -1)
     node.pass_s(5)
     assert warm() == 0
-    node.beat("step", 0)
-    node.pass_s(0.2)
+    node.beat("compile", 0)
+    node.pass_s(5)
+    assert warm() == 0
+    for step in range(KNOWN_MIN + 1):
+        node.seq += 1
+        node.ears.said.append(Beat(node.seq, 1, 0, 1, "step", step, {"step": step * NS}))
+        node.pass_s(0.2)
     assert warm() == 1
     spare = Node(job, programs={sys.executable: stubborn})
     spare.pass_s(29)

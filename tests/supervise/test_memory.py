@@ -11,13 +11,12 @@ import pytest
 
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.slots import memory_folder
-from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import AttemptBegan, ErrorSeen
 from tests.supervise.runs import drive, expected, log, records, saved_state
 
 TOY = {"steps": 40, "save_every": 10, "wait": True, "remember": True}
 
-NODE = LocalPlatform().node()
+NODE = "n0"
 
 
 @pytest.fixture
@@ -51,6 +50,7 @@ def test_a_killed_worker_goes_on_from_memory(folder: pathlib.Path) -> None:
     assert not os.path.exists(memory_folder(str(folder), NODE))
 
 
+@pytest.mark.soak
 def test_a_rollback_takes_nothing_from_memory(folder: pathlib.Path) -> None:
     """The guard's way back leads to the save before the last, whatever newer steps are in memory."""
     assert drive(folder, TOY | {"steps": 30, "fail": {"1": [25, "back"]}}) == (0, "")

@@ -30,10 +30,10 @@ def test_a_folder_deleted_while_the_run_goes_on(folder: pathlib.Path) -> None:
     said and journalled."""
     toy = {"steps": 10**9, "save_every": 10, "wait": True, "step_s": 0.02}
     with driven(folder, toy, keep_last=10**6, mirrors=mirror(folder)) as run:
-        run.until("beat 11")
+        run.until_step(11)
         save = next(commit for commit in log(folder).all() if commit.kind == "save")
         while not (folder.parent / "mirror" / "copied" / f"{save.number:012d}").exists():
-            run.until("beat")
+            run.until("step")
         shutil.rmtree(folder / "checkpoints" / save.folder)
         said = run.until("say warning: [checkpoint.lost]")
         run.signal(signal.SIGTERM)
@@ -44,6 +44,7 @@ def test_a_folder_deleted_while_the_run_goes_on(folder: pathlib.Path) -> None:
     assert verify_commit(LocalPlatform(), str(folder), save) == []
 
 
+@pytest.mark.soak
 def test_all_checkpoints_deleted_between_two_commands(folder: pathlib.Path) -> None:
     """The next command brings the one it begins from back before it starts a worker, and goes on from there."""
     toy = {"steps": 30, "save_every": 10, "wait": True}
@@ -58,6 +59,7 @@ def test_all_checkpoints_deleted_between_two_commands(folder: pathlib.Path) -> N
     assert verify_commit(LocalPlatform(), str(folder.parent / "mirror"), there) == []
 
 
+@pytest.mark.soak
 def test_asked_to_stop_before_it_is_back(folder: pathlib.Path) -> None:
     """Ctrl-C while a lost checkpoint is brought back starts no worker, and is a stop on request."""
     toy = {"steps": 20, "save_every": 10, "wait": True}

@@ -9,9 +9,21 @@ import msgspec
 import pytest
 
 from packtrain.core.contract import Word
-from packtrain.core.fake import FakeProcess, fail
+from packtrain.core.fake import FakePlatform, FakeProcess, fail
 from packtrain.core.fake_process import Life
-from packtrain.supervise.messages import CarrierEnded, CarrierUp, Did, EndAttempt, GiveOrder, RunDone
+from packtrain.core.platform import Process
+from packtrain.supervise.messages import (
+    Action,
+    CarrierEnded,
+    CarrierHomeBack,
+    CarrierUp,
+    Did,
+    EndAttempt,
+    EndWorkers,
+    GiveOrder,
+    RunDone,
+    Unkillable,
+)
 from packtrain.supervise.node_carrier import HURRY
 from tests.supervise.fake_agent import HOME, JOB, Node, answering, launch, stubborn
 
@@ -97,7 +109,8 @@ def test_a_silent_carrier_is_given_up() -> None:
     first, second = node.children("carrier")
     assert first.poll() == -9 and second.poll() is None and node.children("worker")[0].poll() is None
     (end,) = told(node, CarrierEnded)
-    assert end.why == "it answered nothing for 30 s (supervise.carrier_overdue_s) and was given up"
+    assert end.given_up and end.why == "answered nothing for 30 s (supervise.carrier_overdue_s)"
+    assert end.error["name"] == "checkpoint.carrier_hung" and "another one starts" in end.error["what"]
 
 
 def test_time_in_which_the_agent_slept_is_no_silence() -> None:
@@ -126,7 +139,29 @@ def test_a_carrier_whose_thread_hangs_is_given_up_for_one_that_keeps_off_that_di
     assert first.poll() == -9 and "--quarantine" not in first.argv
     assert second.poll() is None and second.argv[second.argv.index("--quarantine") + 1] == DISK
     (end,) = told(node, CarrierEnded)
-    assert f"hung in {DISK}" in end.why and end.why.endswith("and was given up")
+    assert end.given_up and end.quarantine == (DISK,) and f"hung in {DISK}" in end.why
+
+
+def test_what_is_known_of_a_disk_outlives_an_attempt() -> None:
+    """The carrier of the next attempt keeps off the home that one of the attempt before hung in, is not given up for
+    it, and when it answers that is told."""
+    standing = Standing()
+    node = started(standing)
+    node.pass_s(3)
+    standing.hang()
+    node.pass_s(1.2)
+    standing.quarantine = [DISK]
+    node.pass_s(3)
+    node.do(EndAttempt(attempt=1))
+    node.pass_s(1)
+    node.do(launch(attempt=2))
+    node.pass_s(60)
+    *_, carrier = node.children("carrier")
+    assert carrier.poll() is None and carrier.argv[carrier.argv.index("--quarantine") + 1] == DISK
+    assert len(told(node, CarrierEnded)) == 1 and not told(node, CarrierHomeBack)
+    standing.quarantine, standing.hung = [], []
+    node.pass_s(3)
+    assert told(node, CarrierHomeBack) == [CarrierHomeBack(attempt=2, path=DISK)]
 
 
 @pytest.mark.parametrize("word, stays", [(Word.STOP, True), (Word.DRAIN, True), (Word.SAVE, False)])
@@ -226,3 +261,49 @@ def test_carriers_of_a_run_that_is_done_are_told_once_they_listen() -> None:
     node.pass_s(2)
     assert [one.signals for one in node.children("carrier")] == [[HURRY], [HURRY]]
     assert [did.error for did in told(node, Did)] == ["", ""]
+
+
+class Stuck(Process):
+    """A process that nobody sees end, as if it hung in a dead file system."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return None
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        assert timeout_s is not None, "this would wait for ever"
+        return None
+
+    def send_signal(self, signum: int) -> None: ...
+
+
+class Hanging(FakePlatform):
+    """Processes that cannot be killed."""
+
+    def spawn(self, *args: Any, **options: Any) -> Process:
+        return Stuck(super().spawn(*args, **options))
+
+
+@pytest.mark.parametrize(("ends", "what"), [
+    (EndWorkers(attempt=1, reason="test"), "rank 0"), (EndAttempt(attempt=1, carrier_s=1.0), "the carrier"),
+])
+def test_what_not_even_sigkill_ends_is_told(ends: Action, what: str) -> None:
+    """Once, five seconds after it was killed, with its number; the agent goes on meanwhile."""
+    node = Node(platform=Hanging)
+    node.join()
+    node.do(launch())
+    node.do(ends)
+    node.pass_s(4)
+    assert not told(node, Unkillable)
+    node.do(EndWorkers(attempt=1, reason="again"))
+    node.pass_s(30)
+    one = next(one for one in told(node, Unkillable) if one.what == what)
+    assert one.pid == node.children(what.split()[-1] if "carrier" in what else "worker")[0].pid
+    assert 5 <= one.seconds < 6 and [one.what for one in told(node, Unkillable)].count(what) == 1
+    assert node.agent.exit_code is None

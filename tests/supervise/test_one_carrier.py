@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from packtrain.core.units import NS
 from packtrain.supervise import one_carrier as oc
-from packtrain.supervise import one_node as on
-from packtrain.supervise.config import SuperviseConfig
 
 OVERDUE_S = 20
 RUN, SCRATCH = "/run", "/scratch/run"
@@ -33,7 +31,7 @@ def test_a_dead_carrier_is_replaced() -> None:
     state, waits, now = begun(), [], 2
     for _ in range(7):
         state, actions = oc.happened(state, oc.Gone(ns=now * NS, status=-9))
-        assert kinds(actions) == ["Warn"]
+        assert actions == []
         ended, actions = now, []
         while not actions:
             state, actions = oc.tick(state, now * NS)
@@ -53,9 +51,9 @@ def test_silence_is_noticed() -> None:
     assert actions == []
     assert oc.tick(state, (40 + OVERDUE_S) * NS, unwatched_ns=11 * NS)[1] == []
     state, actions = oc.tick(state, (30 + OVERDUE_S) * NS)
-    assert kinds(actions) == ["GiveUp", "Warn"]
-    error = actions[1].error
-    assert "answered nothing for 20 s" in error.what and error.where and "carrier.log" in error.fix
+    assert kinds(actions) == ["GiveUp"]
+    error = actions[0].error
+    assert "answered nothing for 20 s" in error.what and error.where and "the carrier's log" in error.fix
     assert kinds(oc.tick(state, (31 + OVERDUE_S) * NS)[1]) == ["Start"]
 
 
@@ -67,7 +65,7 @@ def test_threads_that_hang() -> None:
     assert oc.happened(begun(), stands(5, short))[1] == []
     for event in (stands(5, long), stands(5, full), stands(5, oc.Hung(RUN, 1, 10 * OVERDUE_S), saves=1)):
         state, actions = oc.happened(begun(), event)
-        assert kinds(actions) == ["GiveUp", "Warn"] and actions[0].quarantine == (RUN,)
+        assert kinds(actions) == ["GiveUp"] and actions[0].quarantine == (RUN,)
         assert oc.tick(state, 6 * NS)[1] == [oc.Start(reason="the one before is gone", quarantine=(RUN,))]
     for event in (stands(5, long, saves=1), stands(5, full, saves=2)):
         assert oc.happened(begun(), event)[1] == []
@@ -86,27 +84,24 @@ def test_what_is_in_quarantine_costs_no_carrier() -> None:
     state, actions = oc.happened(state, stands(500))
     assert actions == [oc.TakenBack(path=RUN)] and state.quarantine == ()
     assert oc.happened(state, stands(501))[1] == []
-    assert kinds(oc.happened(state, stands(501, hangs))[1]) == ["GiveUp", "Warn"]
+    assert kinds(oc.happened(state, stands(501, hangs))[1]) == ["GiveUp"]
 
 
 def test_what_a_silent_carrier_said_last_is_kept() -> None:
     """One that falls silent leaves its last word: where its threads hung then is in quarantine, with what was."""
     state, _ = oc.happened(begun(quarantine=(SCRATCH,)), stands(5, oc.Hung(RUN, 1, 1.0), quarantine=(SCRATCH,)))
     state, actions = oc.tick(state, 60 * NS)
-    assert actions[0].quarantine == (SCRATCH, RUN) and "/scratch/run, /run" in actions[1].error.where
+    assert actions[0].quarantine == (SCRATCH, RUN) and "/scratch/run, /run" in actions[0].error.where
 
 
 def test_a_last_save_is_not_disturbed() -> None:
     """While a person's stop is served a carrier whose threads hang stays, one that answers nothing does not."""
-    asked = on.Asked(ns=NS, by="SIGINT")
-    state = on.State(config=SuperviseConfig(carrier_overdue_s=OVERDUE_S))
-    for event in (on.Opened(best_step=0), on.Began(ns=0), on.Heard(ns=NS, step=5), asked):
-        state, _ = on.decide(state, event)
-    assert on.decide(state, stands(2, oc.Hung(RUN, 4, 1e6)))[1] == []
-    for second in range(2, 2 * OVERDUE_S):
-        state, actions = on.decide(state, on.Tick(ns=second * NS))
+    state, actions = oc.happened(begun(), stands(2, oc.Hung(RUN, 4, 1e6)), stopping=True)
+    assert actions == []
+    for second in range(3, 2 + OVERDUE_S):
+        state, actions = oc.tick(state, second * NS)
         assert actions == []
-    assert kinds(on.decide(state, on.Tick(ns=2 * OVERDUE_S * NS))[1])[:1] == ["GiveUp"]
+    assert kinds(oc.tick(state, (2 + OVERDUE_S) * NS)[1]) == ["GiveUp"]
 
 
 def test_those_that_do_not_die() -> None:
@@ -116,8 +111,8 @@ def test_those_that_do_not_die() -> None:
     for n in range(oc.UNDEAD_MAX):
         now += 100
         state, actions = oc.tick(state, now * NS)
-        assert kinds(actions) == ["GiveUp", "Warn"]
-        assert ("when one of them" in actions[1].error.what) == (n + 1 == oc.UNDEAD_MAX)
+        assert kinds(actions) == ["GiveUp"]
+        assert ("when one of them" in actions[0].error.what) == (n + 1 == oc.UNDEAD_MAX)
         now += 100
         state, actions = oc.tick(state, now * NS)
         assert kinds(actions) == ["Start"] * (n + 1 < oc.UNDEAD_MAX)
@@ -126,7 +121,7 @@ def test_those_that_do_not_die() -> None:
     assert kinds(actions) == ["Start"]
     assert oc.happened(state, stands(now, oc.Hung(RUN, 1, 1e6)))[1] == []
     state, _ = oc.happened(state, oc.GivenUpEnded())
-    assert kinds(oc.happened(state, stands(now, oc.Hung(RUN, 1, 1e6)))[1]) == ["GiveUp", "Warn"]
+    assert kinds(oc.happened(state, stands(now, oc.Hung(RUN, 1, 1e6)))[1]) == ["GiveUp"]
 
 
 EVENTS = st.lists(
@@ -147,7 +142,7 @@ EVENTS = st.lists(
 def test_one_carrier_at_a_time(events: list[oc.Event | str], pauses: list[int]) -> None:
     """In any history: none is started beside one that was not given up or gone, no more than UNDEAD_MAX were killed and
     have not ended, and each giving up is told with what, where and what to do."""
-    state, alive, undead, now = begun(), True, 0, 0
+    state, alive, undead, now = begun(), True, 0, 1
     for event, pause in zip(events, pauses, strict=False):
         now += pause
         if isinstance(event, oc.Gone) and not alive:
@@ -165,5 +160,5 @@ def test_one_carrier_at_a_time(events: list[oc.Event | str], pauses: list[int]) 
             assert not isinstance(action, oc.Start) or not alive
             alive = isinstance(action, oc.Start) or (alive and not isinstance(action, oc.GiveUp))
             undead += isinstance(action, oc.GiveUp)
-            assert not isinstance(action, oc.Warn) or (action.error.what and action.error.where and action.error.fix)
+            assert not isinstance(action, oc.GiveUp) or (action.error.what and action.error.where and action.error.fix)
         assert undead <= oc.UNDEAD_MAX and state.undead == undead

@@ -1,388 +1,180 @@
-"""The policy of one node, pure: what follows what."""
+"""A run of one node on real processes, as `packtrain train` starts one: coordinator, agent, carrier, a worker without
+JAX; real signals and kills. What follows what is in test_policy.py and test_led.py; here is that it does."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import pathlib
+import random
+import signal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from packtrain.core.contract import PHASES
-from packtrain.core.errors import (
-    CheckpointDamaged,
-    CheckpointUnreadable,
-    CommitStale,
-    Contradiction,
-    GuardRollback,
-    PacktrainError,
-    SaveFailed,
-    SlotDamaged,
-    WrongModel,
+from packtrain.core.platform import LocalPlatform
+from packtrain.core.records import (
+    AttemptBegan,
+    AttemptEnded,
+    CarrierGivenUp,
+    ErrorSeen,
+    OrderGiven,
+    RetentionDone,
+    RunCreated,
 )
-from packtrain.core.units import NS
-from packtrain.supervise import one_carrier as oc
-from packtrain.supervise import one_node as on
-from packtrain.supervise.config import SuperviseConfig
-
-CONFIG = SuperviseConfig(grace_s=30, beat_overdue_s=10, attempts_without_progress=3)
-
-
-def play(*events: on.Event, state: on.State | None = None) -> tuple[on.State, list[on.Action]]:
-    """The state after `events` and the actions of the last one. Every Begin is answered by the events that follow."""
-    state, actions = state or on.State(config=CONFIG), []
-    for event in events:
-        state, actions = on.decide(state, event)
-    return state, actions
-
-
-def running(step: int = 5) -> on.State:
-    """A run restored from step 4 whose first attempt has completed `step` steps."""
-    return play(on.Opened(best_step=4), on.Began(ns=0), on.Heard(ns=NS, step=step))[0]
-
-
-def ended(status: int, error: PacktrainError | None = None, tail: str = "") -> on.WorkerEnded:
-    return on.WorkerEnded(ns=2 * NS, status=status, error=error, tail=tail)
-
-
-def finish(actions: list[on.Action]) -> on.Finish:
-    assert isinstance(actions[-1], on.Finish)
-    return actions[-1]
-
-
-def kinds(actions: list[on.Action]) -> list[str]:
-    return [type(action).__name__ for action in actions]
-
-
-def test_zero_is_done() -> None:
-    """A worker that exits 0 ends the run with exit code 0 and no error."""
-    actions = play(ended(0), state=running())[1]
-    assert kinds(actions) == ["EndAttempt", "Finish"]
-    assert (finish(actions).exit_code, finish(actions).error) == (0, None)
-
-
-def test_75_after_an_order_is_stopped() -> None:
-    """A worker that exits 75 after it was asked to stop ends the run with 75, and no attempt begins."""
-    state, actions = play(on.Asked(ns=NS, by="SIGINT"), state=running())
-    assert actions == [on.OrderStop(reason="SIGINT")]
-    actions = play(ended(75), state=state)[1]
-    assert finish(actions).exit_code == 75 and finish(actions).error.name == "run.stopped_on_request"  # type: ignore[union-attr]
-
-
-def test_75_unasked_begins_again() -> None:
-    """A worker that asks to be started again is, at once."""
-    assert kinds(play(ended(75), state=running())[1]) == ["EndAttempt", "Warn", "Begin"]
-
-
-def test_75_for_want_of_a_home_for_the_last_save_stops() -> None:
-    """Exit 75 after the last save found no home is not tried again on the same disk; the error names what to do."""
-    error = SaveFailed("disk full", where="checkpoints", fix="free space")
-    actions = play(ended(75, error), state=running())[1]
-    assert finish(actions) == on.Finish(exit_code=75, reason="disk full", error=error)
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_78_is_never_restarted(asked: bool) -> None:
-    """A refused configuration ends the run with 78 and the worker's own error, asked to stop or not."""
-    error = WrongModel("the checkpoint is of another model")
-    before = [on.Asked(ns=NS, by="SIGTERM")] if asked else []
-    actions = play(*before, ended(78, error), state=running())[1]
-    assert (finish(actions).exit_code, finish(actions).error) == (78, error)
-
-
-@pytest.mark.parametrize("status", [1, 70, 137, -9, -11, -6])
-def test_anything_else_is_diagnosed_and_restarted(status: int) -> None:
-    """A crash is told with its signal or code and the last line of the log, and another attempt begins."""
-    actions = play(ended(status, tail="Traceback\n\x1b[31mValueError: x\n\n"), state=running())[1]
-    assert kinds(actions) == ["EndAttempt", "Warn", "Begin"]
-    assert isinstance(actions[0], on.EndAttempt)
-    assert on.status_text(status) in actions[0].reason and "ValueError: x" in actions[0].reason
-    assert "\x1b" not in actions[0].reason
-
-
-def test_sigkill_names_memory() -> None:
-    """A SIGKILL nobody sent is explained by the most likely cause."""
-    assert "out of memory" in on.diagnose(-9, "")
-
-
-def test_crashes_without_progress_end_the_run() -> None:
-    """After three attempts in a row without a step above the highest, the run stops with NoProgress and exit 70."""
-    state = running(step=5)
-    begins = 0
-    for _ in range(4):
-        state, actions = play(ended(1), state=state)
-        if isinstance(actions[-1], on.Finish):
-            break
-        begins += 1
-        state, _ = play(on.Began(ns=0), on.Heard(ns=0, step=5), state=state)
-    assert begins == 3 and finish(actions).exit_code == 70
-    assert finish(actions).error.name == "run.no_progress"  # type: ignore[union-attr]
-
-
-def test_progress_resets_the_count() -> None:
-    """An attempt that completes one more step than any before gives the run its three tries again."""
-    state = running(step=5)
-    for step in range(6, 60):
-        state, actions = play(ended(1), state=state)
-        assert isinstance(actions[-1], on.Begin)
-        state, _ = play(on.Began(ns=0), on.Heard(ns=0, step=step), state=state)
-
-
-def test_a_damaged_checkpoint_is_left_behind() -> None:
-    """A checkpoint that cannot be read is tried once more, then the one before it, and progress counts from there."""
-    error = CheckpointDamaged("bytes 0..9: crc32c differs")
-    state, actions = play(ended(75, error), state=running(step=-1))
-    assert actions[-1] == on.Begin(reason=error.what, back=0)
-    state, actions = play(on.Began(ns=0), ended(75, error), state=state)
-    assert actions[-1] == on.Begin(reason=error.what, back=1)
-    state, _ = play(on.Began(ns=0, step=2), on.Heard(ns=0, step=3), ended(1), state=state)
-    assert (state.fruitless, state.damaged, state.best_step) == (0, 0, 3)
-
-
-def test_memory_is_distrusted_when_it_leads_nowhere() -> None:
-    """A damaged slot is no lack of progress and the next attempt begins from disk; two attempts in a row without a new
-    step do the same, and a step that was taken from memory is not a new one."""
-    error = SlotDamaged("step 7 cannot be restored from memory")
-    state, actions = play(ended(75, error), state=running())
-    assert actions[-1] == on.Begin(reason=error.what, memory=False) and state.fruitless == 0
-    state, actions = play(on.Began(ns=0, held=9), on.Heard(ns=0, step=9), ended(1), state=state)
-    assert state.fruitless == 1 and (state.best_step, state.highest_step) == (9, 9)
-    assert actions[-1] == on.Begin(reason="exit code 1")
-    state, actions = play(on.Began(ns=0, held=8), on.Heard(ns=0, step=9), ended(1), state=state)
-    assert actions[-1] == on.Begin(reason="exit code 1", memory=False) and state.best_step == 9
-
-
-def ends(state: on.State, *errors: PacktrainError, step: int = -1) -> tuple[on.State, list[on.Action]]:
-    """Attempts that end with 75 and these errors, one after the other; the actions after the last."""
-    actions: list[on.Action] = []
-    for error in errors:
-        state, actions = play(ended(75, error), state=state)
-        if not state.finished and error is not errors[-1]:
-            state, _ = play(on.Began(ns=0), on.Heard(ns=0, step=step), state=state)
-    return state, actions
-
-
-def test_rollbacks_go_back_one_save_at_a_time_and_three_at_most() -> None:
-    """Each damaged checkpoint leads one save back from the lineage as it then is, whatever attempts are allowed."""
-    error = CheckpointDamaged("bytes 0..9: crc32c differs", where="part", fix="look")
-    for n in (2, 3, 4):
-        assert ends(running(step=-1), *[error] * n)[1][-1] == on.Begin(reason=error.what, back=1)
-    actions = ends(running(step=-1), *[error] * 5)[1]
-    assert finish(actions).exit_code == 70 and "3 rollbacks" in finish(actions).error.what  # type: ignore[union-attr]
-
-
-def test_the_guard_goes_back() -> None:
-    """A rollback of the guard begins one save back, is no crash, and is bounded unless the run gets further."""
-    error = GuardRollback("batch 50 was bad twice")
-    state, actions = ends(running(step=50), error)
-    assert actions[1:] == [on.Warn(error), on.Begin(reason=error.what, back=1)]
-    state, actions = ends(play(on.Began(ns=0, step=40), on.Heard(ns=0, step=50), state=state)[0], error, error, step=50)
-    assert actions[-1] == on.Begin(reason=error.what, back=1)
-    assert state.fruitless == 0
-    stuck = ends(play(on.Began(ns=0, step=20), on.Heard(ns=0, step=50), state=state)[0], error)[1]
-    assert finish(stuck).exit_code == 70 and "50" in finish(stuck).error.what  # type: ignore[union-attr]
-    further = ends(play(on.Began(ns=0, step=20), on.Heard(ns=0, step=51), state=state)[0], error)[1]
-    assert further[-1] == on.Begin(reason=error.what, back=1)
-
-
-def test_a_disk_that_refuses_is_tried_later_and_later() -> None:
-    """Attempts that cannot read go back to no other save, begin after pauses that grow, and end in 75 after eight."""
-    error = CheckpointUnreadable("EIO")
-    state, pauses, now = running(step=-1), [], 2
-    for _ in range(8):
-        state, actions = play(on.WorkerEnded(ns=now * NS, status=75, error=error), state=state)
-        if state.finished:
-            break
-        assert kinds(actions) == ["EndAttempt", "Warn"]
-        began, actions = now, []
-        while not actions:
-            now += 1
-            state, actions = play(on.Tick(ns=now * NS), state=state)
-        assert actions == [on.Begin(reason="the pause is over")]
-        pauses.append(now - began)
-        state, _ = play(on.Began(ns=now * NS), state=state)
-    assert pauses == [1, 2, 4, 8, 16, 30, 30] and state.damaged == 0
-    assert finish(actions) == on.Finish(exit_code=75, reason="EIO", error=error)
-
-
-def test_asked_to_stop_in_a_pause() -> None:
-    """While the next attempt waits, a request to stop ends the run."""
-    state, _ = play(ended(75, CheckpointUnreadable("EIO")), state=running(step=-1))
-    assert finish(play(on.Asked(ns=3 * NS, by="SIGINT"), state=state)[1]).exit_code == 75
-
-
-def test_a_stale_worker_ends_the_run() -> None:
-    """When another command has begun an attempt this one leaves the run to it."""
-    error = CommitStale("attempt 9 began")
-    assert finish(play(ended(75, error), state=running())[1]) == on.Finish(75, error.what, error)
-
-
-def test_a_replayed_step_is_not_progress() -> None:
-    """Steps completed again after a restore do not count as progress."""
-    state, _ = play(ended(1), on.Began(ns=0), on.Heard(ns=0, step=3), ended(1), state=running(step=5))
-    assert state.fruitless == 1 and state.best_step == 5
-
-
-def test_step_zero_is_not_progress() -> None:
-    """A fresh worker that says it has completed nothing has made no progress."""
-    state, _ = play(on.Opened(best_step=0), on.Began(ns=0), on.Heard(ns=0, step=0), ended(1))
-    assert state.fruitless == 1
-
-
-def test_silence_is_death() -> None:
-    """Beats silent for beat_overdue_s: SIGKILL once, and the end is told as silence."""
-    state = looked(running(), 10)
-    assert not play(on.Tick(ns=11 * NS - 1), state=state)[1]
-    state, actions = play(on.Tick(ns=11 * NS), state=state)
-    assert kinds(actions) == ["Kill"]
-    state, actions = play(on.Tick(ns=12 * NS), state=state)
-    assert actions == []
-    actions = play(ended(-9), state=state)[1]
-    assert isinstance(actions[1], on.Warn) and actions[1].error.name == "run.worker_silent"
-
-
-def looked(state: on.State, until_s: int) -> on.State:
-    """`state` watched each second up to `until_s`."""
-    return play(*(on.Tick(ns=second * NS) for second in range(1, until_s + 1)), state=state)[0]
-
-
-def test_the_first_beat_may_take_longer() -> None:
-    """Before its first beat a worker has twice the time: interpreters start slowly."""
-    state = looked(play(on.Opened(best_step=0), on.Began(ns=0))[0], 19)
-    assert not state.killed
-    assert kinds(play(on.Tick(ns=20 * NS), state=state)[1]) == ["Kill"]
-
-
-def test_time_nobody_looked_counts_for_nothing() -> None:
-    """After an hour of suspend neither silence nor the end of the grace is concluded before its time was watched; a
-    moment of it counts as watched, so that slow looks do not hold off every end."""
-    state, _ = play(on.Asked(ns=NS, by="SIGINT"), state=looked(running(), 5))
-    state, actions = play(on.Tick(ns=3600 * NS), state=state)
-    assert actions == []
-    state = replace(state, overdue_ns=10**18)
-    state, actions = play(*(on.Tick(ns=s * NS) for s in range(3601, 3624)), state=state)
-    assert actions == [] and not state.killed
-    assert kinds(play(on.Tick(ns=3624 * NS), state=state)[1]) == ["Kill"]
-
-
-def test_slow_looks_do_not_hold_off_the_end() -> None:
-    """A foreground that looks every 3 s only still ends a grace of 30 s, after 15 looks."""
-    state, _ = play(on.Asked(ns=0, by="SIGINT"), state=running())
-    state = replace(state, overdue_ns=10**18, looked_ns=0)
-    looks = 0
-    while not state.killed and looks < 100:
-        looks += 1
-        state, _ = play(on.Tick(ns=looks * 3 * NS), state=state)
-    assert looks == 15
-
-
-def beating(state: on.State, step: int, phase: str, since_s: int, until_s: int) -> on.State:
-    """`state` with a beat and a look each second."""
-    for second in range(since_s, until_s + 1):
-        state, _ = play(on.Tick(ns=second * NS), on.Heard(second * NS, step, phase), state=state)
-    return state
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_beats_without_progress_are_death_where_a_step_is_due(phase: str) -> None:
-    """Beats that name no new step for progress_s end the worker in phases of the loop, and in no other phase."""
-    state = on.State(config=SuperviseConfig(beat_overdue_s=10, progress_s=60))
-    state, _ = play(on.Opened(best_step=4), on.Began(ns=0), on.Heard(0, 4, "restore"), state=state)
-    state = beating(state, 4, "step", 1, 300)
-    assert not state.killed, "the first step compiles"
-    state = beating(state, 5, "step", 301, 301)
-    state = beating(state, 5, phase, 302, 360)
-    assert not state.killed
-    state = beating(state, 5, phase, 361, 362)
-    unhurried = phase in ("init", "compile", "restore", "save", "eval", "pause")
-    assert ("supervise.progress_s" in state.killed) != unhurried
-
-
-def test_progress_can_be_left_unwatched() -> None:
-    """With progress_s 0 a worker that beats is never killed for standing still."""
-    state = on.State(config=SuperviseConfig(beat_overdue_s=10, progress_s=0))
-    state, _ = play(on.Opened(best_step=0), on.Began(ns=0), on.Heard(0, 1), on.Heard(0, 2), state=state)
-    assert not beating(state, 2, "step", 1, 5000).killed
-
-
-@pytest.mark.parametrize("bad", [{"progress_s": 100}, {"progress_s": -1}, {"progress_s": 120, "beat_overdue_s": 60}])
-def test_a_standstill_is_not_concluded_before_silence(bad: dict[str, float]) -> None:
-    """A ladder of times in the wrong order is refused."""
-    with pytest.raises(Contradiction):
-        SuperviseConfig(**bad)
-
-
-def test_the_grace_ends_in_sigkill() -> None:
-    """A worker still there when the grace is over is killed, and the run ends stopped, not cleanly."""
-    state, _ = play(on.Asked(ns=0, by="SIGTERM"), state=running())
-    state = replace(state, overdue_ns=10**18)
-    state = looked(state, 29)
-    assert not state.killed
-    state, actions = play(on.Tick(ns=30 * NS), state=state)
-    assert kinds(actions) == ["Kill"]
-    actions = play(ended(-9), state=state)[1]
-    assert finish(actions).exit_code == 75 and "not cleanly" in finish(actions).error.what  # type: ignore[union-attr]
-
-
-def test_asked_twice_kills_at_once() -> None:
-    """The second request to stop kills without waiting for the grace."""
-    state, actions = play(on.Asked(ns=0, by="SIGINT"), on.Asked(ns=1, by="SIGINT"), state=running())
-    assert kinds(actions) == ["Kill"]
-    assert finish(play(ended(-9), state=state)[1]).exit_code == 75
-
-
-def test_asked_before_an_attempt_runs() -> None:
-    """Asked to stop while nothing runs, the run ends with 75 and nothing begins."""
-    actions = play(on.Opened(best_step=0), on.Asked(ns=0, by="SIGINT"))[1]
-    assert kinds(actions) == ["Finish"] and finish(actions).exit_code == 75
-
-
-def test_done_beats_stop() -> None:
-    """A worker that reached its end while it was asked to stop is done."""
-    actions = play(on.Asked(ns=0, by="SIGINT"), ended(0), state=running())[1]
-    assert finish(actions).exit_code == 0
-
-
-EVENTS = st.one_of(
-    st.builds(on.WorkerEnded, ns=st.just(0), status=st.sampled_from([0, 75, 78, 1, -9, -11])),
-    st.builds(oc.Gone, ns=st.just(0), status=st.sampled_from([0, 1, -9])),
-    st.builds(
-        oc.Stands, ns=st.just(0), saves=st.integers(0, 2),
-        hung=st.lists(st.builds(oc.Hung, st.just("/a"), st.just(1), st.floats(0, 100)), max_size=1).map(tuple),
-    ),
-    st.just(oc.GivenUpEnded()),
-    st.builds(on.Heard, ns=st.just(0), step=st.integers(-1, 30)),
-    st.builds(on.Asked, ns=st.just(0), by=st.sampled_from(["SIGINT", "SIGTERM"])),
-    st.builds(on.Tick, ns=st.integers(0, 100).map(lambda s: s * NS)),
+from packtrain.supervise import local
+from tests.supervise.runs import (
+    drive,
+    driven,
+    expected,
+    kill,
+    log,
+    records,
+    restore_point,
+    saved_state,
 )
 
 
-@given(st.lists(EVENTS, max_size=60))
-def test_invariants_over_any_history(events: list[on.Event]) -> None:
-    """In any history: one worker at a time, none after a request to stop, 0 or 78; one order, one end, few tries."""
-    state, actions = play(on.Opened(best_step=0))
-    asked = over = False
-    begins_without_progress, highest, orders = 0, 0, 0
-    now = 0
-    for event in events:
-        if isinstance(event, on.WorkerEnded) and not state.running:
-            continue
-        if isinstance(event, on.Tick):
-            now = max(now, event.ns)
-            event = on.Tick(ns=now)
-        if isinstance(actions[-1] if actions else None, on.Begin):
-            assert not state.running and not asked and not over
-            begins_without_progress += 1
-            assert begins_without_progress <= CONFIG.attempts_without_progress
-            state, actions = play(on.Began(ns=now), state=state)
-        if isinstance(event, on.Heard) and event.step > highest:
-            highest, begins_without_progress = event.step, 0
-        asked |= isinstance(event, on.Asked)
-        over |= isinstance(event, on.WorkerEnded) and event.status in (0, 78)
-        was_finished = state.finished
-        state, actions = play(event, state=state)
-        orders += kinds(actions).count("OrderStop")
-        assert orders <= 1
-        assert not (was_finished and actions)
-        assert not isinstance(event, oc.Event) or not {"Kill", "Begin", "Finish"} & set(kinds(actions))
-        assert state.finished == (was_finished or "Finish" in kinds(actions))
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "run"
+
+
+def test_a_run_is_healed_stopped_and_goes_on(folder: pathlib.Path) -> None:
+    """A crash leads to another attempt from the last save; Ctrl-C saves and ends the command with 75; the same command
+    goes on to the result of an undisturbed run, what retention retires is gone, every record is in place, and nothing
+    of the run is left outside its folder."""
+    toy = {"steps": 200, "save_every": 10, "wait": True, "step_s": 0.02, "fail": {"1": [15, "crash"]}}
+    options = {"keep_last": 2, "purge_grace_s": 0}
+    with driven(folder, toy, **options) as run:
+        assert "ValueError: planted" in run.until("say warning: [run.worker_crashed]")
+        run.until_step(25)
+        base = local.find(LocalPlatform(), str(folder)).base  # type: ignore[union-attr]
+        run.signal(signal.SIGINT)
+        code, errors = run.end()
+    assert code == 75 and "run.stopped_on_request" in errors and not os.path.exists(base)
+    stopped_at = restore_point(folder).step
+    assert 25 <= stopped_at < 200 and saved_state(folder) == expected(stopped_at)
+    assert drive(folder, toy | {"steps": 250, "step_s": 0}, **options) == (0, "")
+    assert saved_state(folder) == expected(250)
+    assert [began.restore_step for began in records(folder, AttemptBegan)] == [-1, 10, stopped_at]
+    assert [one.exit_code for one in records(folder, AttemptEnded)] == [1, 75, 0]
+    assert [order.word for order in records(folder, OrderGiven)] == ["stop"] and len(records(folder, RunCreated)) == 1
+    assert [error.name for error in records(folder, ErrorSeen)] == ["run.worker_crashed"]
+    told = [(folder / "logs" / attempt / "0.log").read_text() for attempt in ("0001", "0002")]
+    assert [text.split()[0] for text in told] == ["0", "1"], "attempts that failed before it"
+    left = {path.name for path in (folder / "checkpoints").iterdir()}
+    purged = {one.folder for one in records(folder, RetentionDone) if one.action == "purge"}
+    assert purged and not left & purged and restore_point(folder).folder in left and len(left) >= 2
+
+
+def test_a_killed_watcher_leaves_the_run_alone(folder: pathlib.Path) -> None:
+    """kill -9 of the command disturbs nothing: the same command finds the run alive and watches it, and where its
+    display breaks that is said and disturbs nothing either."""
+    toy = {"steps": 10**9, "step_s": 0.02}
+    with driven(folder, toy) as first:
+        first.until_step(5)
+        first.signal(signal.SIGKILL)
+        first.process.communicate()
+        with driven(folder, toy, "BROKEN_VIEW") as second:
+            second.until("say run runs already")
+            second.signal(signal.SIGTERM)
+            code, errors = second.end()
+    assert code == 75 and "a fault of the display" in errors and "run.stopped_on_request" in errors
+    assert len(records(folder, AttemptBegan)) == 1 and saved_state(folder) == expected(restore_point(folder).step)
+
+
+@pytest.mark.soak
+def test_a_second_signal_kills(folder: pathlib.Path) -> None:
+    """Asked twice, a worker that does not listen is killed at once, and the command still ends in 75."""
+    with driven(folder, {"steps": 10**9, "step_s": 0.01, "fail": {"1": [0, "deaf"]}}) as run:
+        run.until_step(5)
+        run.signal(signal.SIGINT)
+        run.until("say SIGINT")
+        run.signal(signal.SIGINT)
+        code, errors = run.end()
+    assert code == 75 and "asked twice" in errors
+    assert records(folder, AttemptEnded)[0].exit_code == -9
+
+
+@pytest.mark.soak
+def test_a_carrier_that_answers_nothing_is_given_up(folder: pathlib.Path) -> None:
+    """One that stands still is killed and another one takes its place, with one warning and a record; the worker goes
+    on, and later saves are published. One that is killed is replaced as well."""
+    toy = {"steps": 10**9, "save_every": 20, "step_s": 0.01}
+    with driven(folder, toy, carrier_overdue_s=5.0) as run:
+        run.until_step(100)
+        kill(folder, "packtrain.checkpoint.carrier")
+        run.until("say warning: [checkpoint.carrier_lost]")
+        run.until_step(1000)  # longer than one that starts may be silent
+        stopped = kill(folder, "packtrain.checkpoint.carrier", signal.SIGSTOP)
+        assert "answered nothing for 5 s" in run.until("say warning: [checkpoint.carrier_hung]")
+        stopped.wait(10)
+        run.signal(signal.SIGINT)
+        assert run.end()[0] == 75
+    assert saved_state(folder) == expected(restore_point(folder).step) and len(records(folder, AttemptBegan)) == 1
+    assert [(one.quarantine, one.node) for one in records(folder, CarrierGivenUp)] == [([], "n0")]
+    hung = [error for error in records(folder, ErrorSeen) if error.name == "checkpoint.carrier_hung"]
+    assert len(hung) == 1 and hung[0].severity == "warning" and hung[0].where and hung[0].fix
+
+
+@pytest.mark.soak
+def test_silence_and_what_is_left_behind(folder: pathlib.Path) -> None:
+    """A worker that is alive and silent is killed when its beats are overdue; what another one started and left behind
+    goes with it; and the run ends well."""
+    toy = {"steps": 30, "fail": {"1": [10, "stop"], "2": [15, "child"]}}
+    assert drive(folder, toy, beat_overdue_s=5) == (0, "")
+    first = records(folder, AttemptEnded)[0]
+    assert first.exit_code == -9 and "silent for 5 s" in first.reason and saved_state(folder) == expected(30)
+
+
+@pytest.mark.soak
+def test_a_killed_agent_or_coordinator_is_started_again(folder: pathlib.Path) -> None:
+    """By whoever watches: a coordinator touches no worker, an agent takes them with it and another attempt begins."""
+    with driven(folder, {"steps": 10**9, "save_every": 10, "wait": True, "step_s": 0.01}) as run:
+        run.until_step(20)
+        kill(folder, "packtrain.supervise.coordinator")
+        run.until("say the coordinator is gone")
+        run.until_step(200)
+        kill(folder, "packtrain.supervise.agent")
+        run.until("say the agent of n0 had ended")
+        while len(records(folder, AttemptBegan)) < 2:
+            run.until("step")
+        run.signal(signal.SIGINT)
+        assert run.end()[0] == 75
+    assert [one.exit_code for one in records(folder, AttemptEnded)] == [-9, 75]
+    assert saved_state(folder) == expected(restore_point(folder).step)
+
+
+@pytest.mark.soak
+def test_twenty_kills(folder: pathlib.Path) -> None:
+    """Killed twenty times at seeded moments, during saves too, the run ends with the uninterrupted result."""
+    chance = random.Random(20)
+    fail = {str(attempt): [8 * attempt + chance.randrange(8), "kill"] for attempt in range(1, 21)}
+    toy = {"steps": 200, "save_every": 4, "step_s": 0.002, "fail": fail}
+    assert drive(folder, toy, attempts_without_progress=5) == (0, "")
+    assert saved_state(folder) == expected(200)
+    assert [one.exit_code for one in records(folder, AttemptEnded)] == [-9] * 20 + [0]
+    begun = [commit for commit in log(folder).all() if commit.kind == "begin"]
+    assert [commit.attempt for commit in begun] == list(range(1, 22))
+
+
+@pytest.mark.soak
+def test_a_disk_that_takes_no_save_is_a_warning_until_the_last_one(folder: pathlib.Path) -> None:
+    """Saves that fail leave the run going; when the last one finds no home the command ends in 75, and once only."""
+    folder.mkdir()
+    (folder / "checkpoints").write_text("in the way")
+    code, errors = drive(folder, {"steps": 40, "save_every": 10, "deadline_s": 1.0})
+    assert code == 75 and errors.startswith("[checkpoint.save_failed]")
+    assert [one.exit_code for one in records(folder, AttemptEnded)] == [75]
+    (folder / "checkpoints").unlink()
+    assert drive(folder, {"steps": 40}) == (0, "") and saved_state(folder) == expected(40)
+
+
+@pytest.mark.soak
+def test_a_damaged_checkpoint_is_left_for_the_one_before(folder: pathlib.Path) -> None:
+    """When the newest checkpoint cannot be read the run goes back one save, says so, and ends with the right result."""
+    assert drive(folder, {"steps": 20, "save_every": 10, "wait": True})[0] == 0
+    image = folder / "checkpoints" / restore_point(folder).folder / "part-r00000.safetensors"
+    image.write_bytes(image.read_bytes()[:-1] + b"!")
+    assert drive(folder, {"steps": 40}) == (0, "") and saved_state(folder) == expected(40)
+    assert [began.restore_step for began in records(folder, AttemptBegan)] == [-1, 20, 20, 10]
+    assert {error.name for error in records(folder, ErrorSeen)} == {"checkpoint.damaged"}

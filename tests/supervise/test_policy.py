@@ -198,9 +198,10 @@ def test_what_was_taken_away_is_brought_back_first() -> None:
 
 
 def test_an_attempt_that_cannot_begin_is_tried_later_and_later() -> None:
-    """A commit log that cannot be read is tried after pauses that grow, and ends the run with 75 after eight times; one
-    that another coordinator has moved on ends it at once."""
-    play, pauses = Play(nodes=1), []
+    """A commit log that cannot be read is tried after pauses that grow, and ends the run with 75 after eight times; at
+    once where no attempt has begun yet, and so does a log that another coordinator has moved on."""
+    play, pauses = Play(nodes=1).run(), []
+    play.fail()
     error = CommitUnknown("EIO", where="commits", fix="look").as_dict()
     while play.state.run.stage != "leaving":
         begin = next(one for one in play.state.pending.values() if isinstance(one.own, Begin))
@@ -212,7 +213,12 @@ def test_an_attempt_that_cannot_begin_is_tried_later_and_later() -> None:
         pauses.append(waited)
     assert pauses == [1, 2, 4, 8, 16, 30, 30, 0] and finish(play).exit_code == 75
     play = Play(nodes=1)
-    begin = next(iter(play.state.pending))
+    play.happened(Begun(id=next(iter(play.state.pending)), error=error))
+    end = finish(play)
+    assert (end.exit_code, end.error) == (75, error)
+    play = Play(nodes=1).run()
+    play.fail()
+    begin = next(one.id for one in play.state.pending.values() if isinstance(one.own, Begin))
     play.happened(Begun(id=begin, error=error_named("commits.stale", "another").as_dict()))
     assert play.state.run.stage == "leaving"
 

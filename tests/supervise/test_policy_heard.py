@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from packtrain.core.errors import CheckpointDamaged
+from packtrain.core.errors import CarrierHung, CheckpointDamaged
+from packtrain.core.records import AttemptEnded, CarrierGivenUp, ErrorSeen, HomeBack
 from packtrain.supervise import messages as m
 from packtrain.supervise.events import Begin, Begun, CarrierWanted, FromNode, Opened
 from packtrain.supervise.state import RUNNING
-from tests.supervise.played import Play, actions, begin_of, owns
+from tests.supervise.played import Play, actions, begin_of, owns, written
 
 
 def test_nothing_is_consumed_twice() -> None:
@@ -93,3 +94,36 @@ def test_only_the_node_that_was_asked_can_say_that_it_did() -> None:
     assert launch.id in play.state.pending
     play.edge("n1", m.Did(id=launch.id))
     assert launch.id not in play.state.pending
+
+
+def test_a_carrier_that_was_given_up_is_on_record() -> None:
+    """As a record and as the warning that its agent worded; that a home answers again is one, too. One that ended by
+    itself is a warning only, and what not even SIGKILL ends is one."""
+    play = Play(nodes=2).run()
+    hung = CarrierHung("it hung", where="/disk", fix="look").as_dict()
+    given_up = m.CarrierEnded(attempt=1, why="has hung", given_up=True, quarantine=("/disk",), error=hung)
+    issued = play.edge("n1", given_up)
+    assert written(issued, CarrierGivenUp) == [CarrierGivenUp(reason="has hung", quarantine=["/disk"], node="n1")]
+    assert [seen.name for seen in written(issued, ErrorSeen)] == ["checkpoint.carrier_hung"]
+    issued = play.edge("n1", m.CarrierHomeBack(attempt=1, path="/disk"))
+    assert written(issued, HomeBack) == [HomeBack(path="/disk", node="n1")]
+    issued = play.edge("n0", m.CarrierEnded(attempt=1, why="exit code 3"))
+    assert not written(issued, CarrierGivenUp)
+    assert [seen.name for seen in written(issued, ErrorSeen)] == ["checkpoint.carrier_lost"]
+    issued = play.edge("n0", m.Unkillable(attempt=1, what="rank 0", pid=7, seconds=5.0))
+    (seen,) = written(issued, ErrorSeen)
+    assert seen.name == "run.process_hangs" and seen.severity == "warning" and "process 7" in seen.what
+
+
+def test_a_stop_while_a_checkpoint_is_brought_back_is_clean() -> None:
+    """No worker was started: 75, stopped on request, and the record of the attempt says the same."""
+    play = Play(nodes=1)
+    play.begun(away=True)
+    play.did_all()
+    play.ask("stop")
+    ended = play.did_all() + play.did_all() + play.did_all()
+    assert [(one.exit_code, one.reason) for one in written(ended, AttemptEnded)] == [(75, "stopped on request")]
+    run = play.state.run
+    assert (run.exit_code, run.error["name"], run.error["what"]) == (
+        75, "run.stopped_on_request", "stopped on request"
+    )

@@ -1,9 +1,10 @@
-"""The private folder and the beat socket."""
+"""The folder of a run's sockets, the beat socket, and signals as requests."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import stat
@@ -11,15 +12,18 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
-from packtrain.core.contract import Beats
+from packtrain.core.contract import Beat, Beats
 from packtrain.core.errors import RunUnusable
-from packtrain.core.platform import LocalPlatform
+from packtrain.core.platform import LocalPlatform, Process
+from packtrain.supervise import local
+from packtrain.supervise.job import Job
 from packtrain.supervise.requests import listening
-from packtrain.supervise.sockets import BEATS_AT_ONCE_MAX, PATH_BYTES_MAX, BeatSocket, private_folder
+from packtrain.supervise.sockets import BEATS_AT_ONCE_MAX, PATH_BYTES_MAX, BeatSocket
 
 PLATFORM = LocalPlatform()
 
@@ -31,56 +35,70 @@ def base() -> Iterator[pathlib.Path]:
         yield pathlib.Path(folder)
 
 
-def test_private_folder_is_ours_and_goes_away(base: pathlib.Path) -> None:
-    """Inside there is a folder with mode 0700 and a short path; afterwards it and what was put into it are gone."""
-    with private_folder(PLATFORM, str(base / "run"), {"XDG_RUNTIME_DIR": str(base)}) as folder:
-        assert stat.S_IMODE(os.lstat(folder).st_mode) == 0o700 and folder.startswith(str(base))
-        pathlib.Path(folder, "carrier").write_text("left behind")
-    assert list(base.iterdir()) == []
+class Quiet(LocalPlatform):
+    """Coordinator and agents end at once."""
+
+    def spawn(self, command: Sequence[str], *args: Any, **options: Any) -> Process:
+        return super().spawn(("true",), *args, **options)
 
 
-def test_what_a_killed_foreground_left_is_reused(base: pathlib.Path) -> None:
-    """The name follows from the run, so the next holder of the run empties and uses the folder of a killed one."""
-    env = {"XDG_RUNTIME_DIR": str(base)}
-    with private_folder(PLATFORM, "/runs/a", env) as first:
-        name = first
-    os.mkdir(name, 0o700)
-    pathlib.Path(name, "beats").write_text("stale")
-    with private_folder(PLATFORM, "/runs/a", env) as second:
-        assert second == name and os.listdir(second) == []
-    with private_folder(PLATFORM, "/runs/b", env) as other:
-        assert other != name
+def folder_of(base: pathlib.Path, name: str, runtime_dir: pathlib.Path, platform: LocalPlatform | None = None) -> str:
+    """Where the sockets of a run that is started now lie."""
+    platform, run = platform or Quiet(), str(base / name)
+    platform.mkdir(run)
+    job = Job(name=name, run_folder=run, worker=("true",), carrier=(), version="1")
+    keeper = local.start(platform, job, {"XDG_RUNTIME_DIR": str(runtime_dir)})
+    for process in keeper.started.values():
+        process.wait()
+    return keeper.live.base
+
+
+def test_what_a_killed_run_left_is_reused(base: pathlib.Path) -> None:
+    """The name follows from the run, so who starts it again empties and uses the folder that is there; another run has
+    another one, and only this user can enter any."""
+    first = folder_of(base, "a", base)
+    pathlib.Path(first, "c", "stale").write_text("stale")
+    assert folder_of(base, "a", base) == first and not pathlib.Path(first, "c", "stale").exists()
+    assert folder_of(base, "b", base) != first and stat.S_IMODE(os.lstat(first).st_mode) == 0o700
 
 
 def test_a_squatted_name_is_not_used(base: pathlib.Path) -> None:
-    """A folder of our name that is open to others, or a link, is passed over and left alone."""
-    env = {"XDG_RUNTIME_DIR": str(base)}
-    with private_folder(PLATFORM, "/runs/a", env) as folder:
-        name = folder
-    os.mkdir(name, 0o755)
-    pathlib.Path(name, "theirs").write_text("keep")
-    with private_folder(PLATFORM, "/runs/a", env) as folder:
-        assert folder != name and folder.startswith(name)
-    assert pathlib.Path(name, "theirs").read_text() == "keep"
+    """A folder of our name that is open to others is passed over and left alone."""
+    name = folder_of(base, "a", base)
+    os.chmod(name, 0o755)
+    assert folder_of(base, "a", base) != name and pathlib.Path(name, "job.json").exists()
 
 
-def test_a_long_base_is_passed_over(tmp_path: pathlib.Path) -> None:
+def test_a_long_base_is_passed_over(base: pathlib.Path) -> None:
     """Where XDG_RUNTIME_DIR would make a socket path too long, /tmp is used."""
-    deep = tmp_path / ("x" * 80)
+    deep = base / ("x" * 90)
     deep.mkdir()
-    with private_folder(PLATFORM, "/runs/a", {"XDG_RUNTIME_DIR": str(deep)}) as folder:
-        assert folder.startswith("/tmp/") and len(f"{folder}/control.json") < PATH_BYTES_MAX
+    folder = folder_of(base, "a", deep)
+    assert folder.startswith("/tmp/pt-") and len(f"{folder}/n000/control.json") < PATH_BYTES_MAX
+    shutil.rmtree(folder)
 
 
-def test_no_folder_is_one_message() -> None:
-    """Where no folder can be made private the error says which places were tried."""
+def test_no_folder_is_one_message(base: pathlib.Path) -> None:
+    """Where none can be made private, or looked into, the error says which places were tried."""
 
-    class Refusing(LocalPlatform):
+    class Refusing(Quiet):
         def mkdir(self, path: str, mode: int = 0o755) -> None:
-            raise OSError(30, "read-only")
+            if mode == 0o700:
+                raise OSError(30, "read-only")
+            super().mkdir(path, mode)
 
-    with pytest.raises(RunUnusable, match="XDG_RUNTIME_DIR"), private_folder(Refusing(), "/runs/none", {}):
-        pass
+    class Unlistable(Quiet):
+        def listdir(self, path: str) -> list[str]:
+            raise OSError(5, "Input/output error", path)
+
+    for platform in (Refusing(), Unlistable()):
+        with pytest.raises(RunUnusable) as caught:
+            folder_of(base, "a", base, platform)
+        assert "XDG_RUNTIME_DIR" in caught.value.where
+
+
+def arrived(beats: BeatSocket) -> list[Beat]:
+    return [one for one in beats.arrived() if isinstance(one, Beat)]
 
 
 @pytest.fixture
@@ -95,8 +113,7 @@ def test_beats_arrive_and_rubbish_is_counted(beats: BeatSocket) -> None:
         for rubbish in (b"", b"{", b"\xff" * 5000, b'{"seq":1}'):
             stranger.sendto(rubbish, beats.path)
     sender.step_done(7)
-    beats.wait(5.0)
-    assert [(beat.attempt, beat.step) for beat in beats.drain()] == [(3, -1), (3, 7)]
+    assert [(beat.attempt, beat.step) for beat in arrived(beats)] == [(3, -1), (3, 7)]
     assert beats.refused == 4
     sender.close()
     beats.close()
@@ -112,11 +129,11 @@ def test_beats_of_other_users_are_dropped(base: pathlib.Path) -> None:
         "sender.sendto(sys.argv[2].encode(), sys.argv[1])"
     beat = '{"seq":1,"attempt":1,"rank":0,"pid":9,"phase":"step","step":5,"ns":{}}'
     subprocess.run([sys.executable, "-I", "-S", "-c", code, beats.path, beat], check=True)
-    assert beats.drain() == [] and beats.refused == 1
+    assert arrived(beats) == [] and beats.refused == 1
     os.chmod(beats.path, 0o600)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
         ours.sendto(beat.encode(), beats.path)
-    assert [one.step for one in beats.drain()] == [5]
+    assert [one.step for one in arrived(beats)] == [5]
     beats.close()
 
 
@@ -144,24 +161,16 @@ def test_draining_is_bounded(beats: BeatSocket) -> None:
             return Endless()  # type: ignore[return-value]
 
     flooded = BeatSocket(Flooded(), "/none")
-    assert len(flooded.drain()) == BEATS_AT_ONCE_MAX
-    assert flooded.drain()[0].seq == BEATS_AT_ONCE_MAX + 1
-    assert beats.drain() == []
+    assert len(arrived(flooded)) == BEATS_AT_ONCE_MAX
+    assert arrived(flooded)[0].seq == BEATS_AT_ONCE_MAX + 1
+    assert arrived(beats) == []
     beats.close()
 
 
 def test_a_place_that_refuses_is_one_message(base: pathlib.Path) -> None:
-    """A socket that cannot be made and a folder that cannot be listed are run.unusable, with the place."""
+    """A socket that cannot be made is run.unusable, with the place."""
     with pytest.raises(RunUnusable, match="none/beats"):
         BeatSocket(PLATFORM, str(base / "none" / "beats"))
-
-    class Unlistable(LocalPlatform):
-        def listdir(self, path: str) -> list[str]:
-            raise OSError(5, "Input/output error", path)
-
-    env = {"XDG_RUNTIME_DIR": str(base)}
-    with pytest.raises(RunUnusable, match="Input/output"), private_folder(Unlistable(), "/runs/a", env):
-        pass
 
 
 def test_signals_become_requests() -> None:

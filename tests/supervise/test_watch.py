@@ -1,4 +1,4 @@
-"""Asking a carrier how it stands, and asking it for retention: neither waits, whatever hangs."""
+"""Asking a carrier how it stands: that waits for nothing, whatever hangs."""
 
 from __future__ import annotations
 
@@ -6,42 +6,30 @@ import json
 import pathlib
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.units import NS
 from packtrain.supervise import watch as watching
 from packtrain.supervise.one_carrier import Event, GivenUpEnded, Hung, Stands
-from packtrain.supervise.retain import Retainer
+from packtrain.supervise.processes import Processes
 from packtrain.supervise.watch import CarrierWatch, parse_stands
-from tests.checkpoint.worlds import make_run, publish_small
 
 ANSWER = {"re": "stands", "id": 1, "saves": 2, "hung": [{"path": "/run", "threads": 3, "s": 1.5}], "quarantine": ["/b"]}
 
 
 class Clock(LocalPlatform):
-    """The real machine with a clock that a test moves; listing checkpoints hangs while the gate is shut."""
+    """The real machine with a clock that a test moves."""
 
     def __init__(self) -> None:
         self.now_ns = 10 * NS
-        self.gate = threading.Event()
-        self.gate.set()
-        self.hangs = threading.Semaphore(0)
 
     def boot_ns(self) -> int:
         return self.now_ns
-
-    def listdir(self, path: str) -> list[str]:
-        if path.endswith("/checkpoints") and not self.gate.is_set():
-            self.hangs.release()
-            self.gate.wait()
-        return super().listdir(path)
 
 
 @pytest.fixture
@@ -64,7 +52,7 @@ def test_a_carrier_is_asked_once_a_second(tmp_path: pathlib.Path, listener: sock
     """One question at a time: none again before it is answered, nor within a second; the answer is what the carrier
     said, at the time it was heard, in whatever pieces it comes."""
     platform = Clock()
-    watch = CarrierWatch(platform, f"{tmp_path}/carrier")
+    watch = CarrierWatch(platform, f"{tmp_path}/carrier", Processes().kill_group)
     assert watch.look() == []
     carrier, _ = listener.accept()
     platform.now_ns += 60 * NS
@@ -87,9 +75,9 @@ def test_a_carrier_is_asked_once_a_second(tmp_path: pathlib.Path, listener: sock
 def test_nobody_who_listens(tmp_path: pathlib.Path, listener: socket.socket) -> None:
     """Where nobody listens there is no news; one that hangs up is asked anew by another connection."""
     platform = Clock()
-    watch = CarrierWatch(platform, f"{tmp_path}/nobody")
+    watch = CarrierWatch(platform, f"{tmp_path}/nobody", Processes().kill_group)
     assert watch.look() == []
-    watch = CarrierWatch(platform, f"{tmp_path}/carrier")
+    watch = CarrierWatch(platform, f"{tmp_path}/carrier", Processes().kill_group)
     for _ in range(2):
         platform.now_ns += 2 * NS
         assert watch.look() == []
@@ -102,7 +90,7 @@ def test_one_that_is_given_up(tmp_path: pathlib.Path, listener: socket.socket) -
     """It is killed with what it started, its name is free at once, and its end is told once, whenever it comes."""
     platform = Clock()
     process = platform.spawn([sys.executable, "-c", "import time; time.sleep(1000)"], {})
-    watch = CarrierWatch(platform, f"{tmp_path}/carrier")
+    watch = CarrierWatch(platform, f"{tmp_path}/carrier", Processes().kill_group)
     watch.look()
     watch.give_up(process)
     assert not (tmp_path / "carrier").exists()
@@ -131,38 +119,3 @@ def test_an_answer_has_a_bound() -> None:
     """A line that is no JSON, or names more homes than a run can have, is none."""
     many = ANSWER | {"quarantine": ["/a"] * (watching.HOMES_MAX + 1)}
     assert parse_stands(b"{", 5) is None and parse_stands(json.dumps(many).encode(), 5) is None
-
-
-def test_retention_does_not_wait_for_a_disk(tmp_path: pathlib.Path) -> None:
-    """Where the disk hangs under the survey, the looks go on and nothing is asked; when it answers the carrier is."""
-    platform, run = Clock(), f"{tmp_path}/run"
-    log = make_run(platform, run)
-    log.begin(0, ("r00000",), "node")
-    for step in (1, 2):
-        publish_small(platform, log, 1, step, run)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{tmp_path}/carrier")
-        listener.listen()
-        retainer = Retainer(platform, run, CheckpointConfig(keep_last=1), f"{tmp_path}/carrier")
-        platform.gate.clear()
-        retainer.save_published()
-        assert retainer.look() == [] and platform.hangs.acquire(timeout=10)
-        for _ in range(3):
-            assert retainer.look() == [] and not retainer.idle
-        assert not platform.hangs.acquire(blocking=False)
-        platform.gate.set()
-        listener.settimeout(0.01)
-        carrier = None
-        while carrier is None:
-            retainer.look()
-            try:
-                carrier, _ = listener.accept()
-            except TimeoutError:
-                continue
-        carrier.settimeout(10)
-        asked = json.loads(carrier.recv(1 << 16))
-        assert [action["folder"] for action in asked["actions"]] == ["step-00000001.a0001.t1"]
-        assert retainer.look() == []
-        retainer.ask_again()
-        assert not retainer.idle, "what was not answered is planned again"
-        carrier.close()

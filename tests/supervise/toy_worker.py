@@ -77,6 +77,8 @@ class Toy:
         if not contract.wait_for_go(self.place, self.control, {"step": str(self.state[0])}):
             return self.leave(contract.EXIT_AGAIN)
         self.beats.enter("step", int(self.state[0]))
+        if not contract.wait_for_go(self.place, self.control, {"step": str(self.state[0])}):
+            return contract.EXIT_AGAIN
         while self.state[0] < TOY.get("steps", 10):
             self.fail_as_told()
             self.faults.step()
@@ -164,7 +166,7 @@ class Toy:
 
     def flip(self) -> None:
         """A bit of each image this attempt holds, the last one's record written first."""
-        folder = memory_folder(self.place.run, LocalPlatform().node())
+        folder = memory_folder(self.place.run, self.place.node)
         self.saver._wait_for_record()
         for name in os.listdir(folder):
             if not name.endswith(".json"):
