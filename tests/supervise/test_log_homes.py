@@ -26,7 +26,7 @@ from packtrain.supervise.state import FINISHED, State
 from packtrain.supervise.status import status
 from tests.supervise.test_decisions import grown, opened
 
-FIRST, SECOND = PLACES = ("/home/decisions", "/second/run-1")
+FIRST, SECOND = PLACES = ("/place/decisions", "/second/run-1")
 REFUSED = OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -198,10 +198,10 @@ def test_a_coordinator_goes_on_from_the_other_place() -> None:
     )
 
     def full(op: str, path: str, n: int) -> object:
-        return fail(errno.ENOSPC) if op in ("write", "create") and path.startswith("/home/decisions") else None
+        return fail(errno.ENOSPC) if op in ("write", "create") and path.startswith("/place/decisions") else None
 
     def ask(name: str, op: str) -> Any:
-        stream = platform.stream_connect("/home/operator", 1.0)
+        stream = platform.stream_connect("/place/operator", 1.0)
         stream.sendall(json.dumps({"op": op}).encode() + b"\n")
         link.at[link.waited_s + 0.5] = lambda: told.update({name: json.loads(stream.recv(1 << 16))})
 
