@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
+from packtrain.cli.options import Json, Run
 
-def report(run: Annotated[str, typer.Argument(metavar="RUN", help="Name or folder of a run.")]) -> None:
+
+def report(run: Run, as_json: Json = False) -> None:
     """Tell what happened in a run.
 
-    Outcome, bits per byte beside xz, speed, attempts, seconds by phase, saves, trouble, samples.
+    Outcome, bits per byte beside xz, speed, attempts, recoveries part by part, seconds by phase, saves, trouble,
+    samples. As JSON: how it stands, and its recoveries.
     """
     from packtrain.cli import folders
     from packtrain.core.platform import LocalPlatform
     from packtrain.monitor import report as monitor
 
-    typer.echo(monitor.report(LocalPlatform(), folders.find_run(run)), nl=False)
+    tell = monitor.as_json if as_json else monitor.report
+    typer.echo(tell(LocalPlatform(), folders.find_run(run)), nl=False)

@@ -60,6 +60,20 @@ class AttemptEnded(Record, tag="attempt_ended"):
     reason: str
 
 
+class AttemptReached(Record, tag="attempt_reached"):
+    """A point on the way from one step to the next, over the end of an attempt.
+
+    The coordinator writes `noticed` (this attempt is over, whatever was first to say so), `started` (all its workers
+    are) and `go` (they may take their first step); each rank of the trainer `state` (restored, or made anew).
+    """
+
+    attempt: int
+    point: Literal["noticed", "started", "go", "state"]
+    rank: int = -1
+    since_step_s: float = -1.0
+    """noticed: so long before, by the clock of its agent, a rank completed its last step. Below 0: not known."""
+
+
 class OrderGiven(Record, tag="order_given"):
     order: int
     word: str
@@ -407,9 +421,10 @@ class TrainingDone(Record, tag="training_done"):
 
 AnyRecord = (
     SegmentBegan | RecordsLost
-    | RunCreated | AttemptBegan | AttemptEnded | OrderGiven | ErrorSeen | RetentionDone | CarrierGivenUp
-    | HomeBack | CoordinatorBegan | AgentStarted | WorldChosen | NodeLost | NodeBack | NodeSuspected | NodeCordoned
-    | SharedCauseSeen | SpecChanged | ReplayOrdered | StacksTaken | FaultInjected | FaultMissed | RunFinished
+    | RunCreated | AttemptBegan | AttemptEnded | AttemptReached | OrderGiven | ErrorSeen | RetentionDone
+    | CarrierGivenUp | HomeBack | CoordinatorBegan | AgentStarted | WorldChosen | NodeLost | NodeBack | NodeSuspected
+    | NodeCordoned | SharedCauseSeen | SpecChanged | ReplayOrdered | StacksTaken | FaultInjected | FaultMissed
+    | RunFinished
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
     | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | RestoreDone | TrainingDone
 )

@@ -6,6 +6,7 @@ What is not known is said to be so; seconds that nobody reported are shown, so t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -21,9 +22,10 @@ from packtrain.core.journal import UNREADABLE, Damage, Reading, read_folder
 from packtrain.core.platform import Platform
 from packtrain.core.records import EvalDone, ProfileDone, RestoreDone, StepDone
 from packtrain.core.units import NS, bytes_text, count_text, duration_text
-from packtrain.monitor import incidents
+from packtrain.monitor import incidents, recovery
 from packtrain.monitor.fold import Attempt, Facts, fold
 from packtrain.monitor.incidents import Incident
+from packtrain.monitor.recovery import Recovery, recoveries
 
 ERRORS_SHOWN = 8
 SAMPLES_SHOWN = 3
@@ -41,6 +43,7 @@ class Sources:
     folder: str
     facts: Facts
     damage: tuple[Damage, ...] = ()
+    recovered: tuple[Recovery, ...] = ()
     cards: Cards | None = None
     """Held-out store -> its card; absent where it cannot be read."""
     recipe: str = ""
@@ -54,12 +57,26 @@ def report(platform: Platform, run_folder: str) -> str:
     return render(gather(platform, run_folder))
 
 
+def as_json(platform: Platform, run_folder: str) -> str:
+    """For programs: how the run stands, and what each recovery took; seconds by part, and their sum."""
+    sources = gather(platform, run_folder)
+    rows = [
+        {**dataclasses.asdict(row), "together_s": row.total_s} for row in sources.recovered
+    ]
+    told = {
+        "run": sources.name, "folder": sources.folder, "state": sources.facts.state, "step": sources.facts.step,
+        "attempts": len(sources.facts.attempts), "recoveries": rows,
+    }
+    return json.dumps(told, indent=2) + "\n"
+
+
 def gather(platform: Platform, run_folder: str) -> Sources:
     reading = read_journal(platform, f"{run_folder}/journal")
     facts = fold(reading.entries)
     spec = read_spec(platform, run_folder)
     return Sources(
         name=os.path.basename(run_folder.rstrip("/")), folder=run_folder, facts=facts, damage=tuple(reading.damage),
+        recovered=tuple(recoveries(reading.entries)),
         cards=read_cards(platform, {record.store for record in facts.evals}),
         recipe=str(spec.get("recipe", "unknown")), command=command_of(spec),
         incidents=incidents.fold(reading.entries),
@@ -111,7 +128,8 @@ def render(sources: Sources) -> str:
     sections = [
         _outcome(sources), list(held_out(facts, sources.cards or {})), _speed(facts),
         *(profile(record) for record in facts.profiles[-1:]), _attempts(facts, command),
-        [one_line(line) for line in incidents.lines(sources.incidents)], seconds(facts),
+        [one_line(line) for line in incidents.lines(sources.incidents)],
+        [one_line(line) for line in recovery.lines(sources.recovered)], seconds(facts),
         _saves(facts, command), _trouble(facts, command), _journal(sources.damage, facts),
         list(samples(facts)),
     ]

@@ -9,6 +9,7 @@ from packtrain.core.contract import Word
 from packtrain.core.records import NodeCordoned, OrderGiven
 from packtrain.core.units import NS
 from packtrain.supervise.assign import largest_world, spares
+from packtrain.supervise.ending import notice
 from packtrain.supervise.events import Asked, Write
 from packtrain.supervise.messages import EndWorkers, GiveOrder
 from packtrain.supervise.state import (
@@ -116,6 +117,7 @@ def _order_stop(turn: Turn, purpose: str, reason: str, word: Word) -> None:
         purpose=purpose, reason=reason,
         kill_at_ns=turn.ns + round(run.setup.supervise.grace_s * NS),
     )
+    notice(turn)
     order_all(turn, word, reason=reason)
 
 

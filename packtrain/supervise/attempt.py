@@ -316,13 +316,16 @@ class Attempt:
         """It, and whatever it started and left behind, is gone; why is asked of a disk that may hang."""
         del self._workers[rank]
         self._processes.kill_group(worker)
-        step = self._ranks[rank].step
+        step, stepped_ns = self._ranks[rank].step, self._ranks[rank].stepped_ns
 
         def told(why: tuple[dict[str, str], str] | Exception | None) -> None:
             error, tail = why if isinstance(why, tuple) else ({}, "")
             said = self._said(worker.pid) if status == -signal.SIGKILL else ""
             tail = f"{tail}\n{said}" if said else tail
-            self._tell(RankEnded(attempt=self.number, rank=rank, status=status, step=step, error=error, tail=tail))
+            since_s = (self._platform.boot_ns() - stepped_ns) / NS if stepped_ns else -1.0
+            self._tell(RankEnded(
+                attempt=self.number, rank=rank, status=status, step=step, since_step_s=since_s, error=error, tail=tail
+            ))
 
         self._errands.start(ns, WHY_S, lambda: (self._last_error(rank), self._tail(rank)), told)
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from packtrain.core.errors import CarrierLost, ProcessHangs, error_named
-from packtrain.core.records import CarrierGivenUp, FaultMissed, HomeBack, NodeBack, NodeSuspected, StacksTaken
+from packtrain.core.records import (
+    AttemptReached,
+    CarrierGivenUp,
+    FaultMissed,
+    HomeBack,
+    NodeBack,
+    NodeSuspected,
+    StacksTaken,
+)
 from packtrain.core.units import NS
 from packtrain.supervise import causes, held, holding, remedies
 from packtrain.supervise.asked import stop_for_change
 from packtrain.supervise.assign import members, spares
-from packtrain.supervise.ending import ACTIVE, CARRIER_S, end, gone
+from packtrain.supervise.ending import ACTIVE, CARRIER_S, end, gone, notice
 from packtrain.supervise.events import Back, FromNode, Joined, Silent, Slow, Write
 from packtrain.supervise.hardware import failing
 from packtrain.supervise.messages import (
@@ -139,8 +147,17 @@ def _did(turn: Turn, name: str, did: Did, issued: Issued) -> None:
             end(turn, Trouble(kind="launch", reason=f"node {name} cannot start workers: {did.error}", node=name))
         case Break(fault=fault, rank=rank) if did.error:
             turn.own(Write(record=FaultMissed(fault=fault, node=name, rank=rank, why=did.error)))
+        case Launch(attempt=attempt, ranks=ranks) if ranks and attempt == turn.run.attempt:
+            _started(turn)
         case _ if did.error:
             turn.say(f"node {name}: {did.error}")
+
+
+def _started(turn: Turn) -> None:
+    """A node has started its workers; the last of them is a point of a recovery."""
+    others = [one.action for one in turn.pending if isinstance(one.action, Launch)]
+    if turn.run.stage in ACTIVE and not any(other.attempt == turn.run.attempt for other in others):
+        turn.own(Write(record=AttemptReached(attempt=turn.run.attempt, point="started")))
 
 
 def _leaves(turn: Turn, name: str, edge: NodeLeaves) -> None:
@@ -149,6 +166,7 @@ def _leaves(turn: Turn, name: str, edge: NodeLeaves) -> None:
     if turn.nodes[name].slot >= 0 and turn.run.stage in (LAUNCHING, RUNNING) and not turn.run.purpose:
         reason = f"node {name} leaves: its agent was told to end"
         turn.set(purpose="drain", reason=reason, kill_at_ns=turn.ns + round(edge.grace_s * NS))
+        notice(turn)
         turn.say(reason)
 
 
@@ -170,6 +188,7 @@ def _hung(turn: Turn, name: str, edge: RankSilent | RankStalled) -> None:
     if turn.run.trouble is None and certain_s and edge.seconds >= certain_s:
         reason = f"rank {edge.rank} on {name}: {what} for {edge.seconds:.0f} s (supervise.{key})"
         turn.set(trouble=Trouble(kind=kind, reason=reason, node=name))
+        notice(turn, edge.seconds)
         turn.say(reason)
 
 
@@ -184,6 +203,7 @@ def _idle(turn: Turn, name: str, edge: RankIdle) -> None:
     turn.node(name, symptom="idle rank", symptom_ns=turn.ns)
     _take_stacks(turn)
     turn.set(trouble=Trouble(kind="idle", reason=reason, node=name if edge.stopped else ""))
+    notice(turn)
     turn.say(reason)
 
 
@@ -197,6 +217,8 @@ def _take_stacks(turn: Turn) -> None:
 
 def _ended(turn: Turn, name: str, edge: RankEnded) -> None:
     killed = turn.run.stage == ENDING and edge.status == -9
+    if edge.status:  # ranks that are done may wait long for the others
+        notice(turn, edge.since_step_s)
     turn.rank(
         edge.rank, status=edge.status, step=edge.step, error=edge.error, tail=edge.tail[-2000:],
         order=turn.run.ended + 1, killed=killed,

@@ -5,7 +5,7 @@ What follows is in remedies.py.
 
 from __future__ import annotations
 
-from packtrain.core.records import NodeLost
+from packtrain.core.records import AttemptReached, NodeLost
 from packtrain.core.units import NS
 from packtrain.supervise import causes, remedies
 from packtrain.supervise.assign import members
@@ -68,8 +68,18 @@ def missing(turn: Turn) -> None:
             end(turn, Trouble(kind="launch", reason=reason, node=name))
 
 
+def notice(turn: Turn, since_step_s: float = -1.0) -> None:
+    """From now on it is known that this attempt is over; said once, for what a recovery takes."""
+    if not turn.run.noticed:
+        turn.set(noticed=True)
+        turn.own(Write(record=AttemptReached(
+            attempt=turn.run.attempt, point="noticed", since_step_s=since_step_s
+        )))
+
+
 def end(turn: Turn, trouble: Trouble | None) -> None:
     """Kill what is left. `trouble` None: the ranks that ended say why."""
+    notice(turn)
     reason = trouble.reason if trouble else "a worker ended"
     left = {rank.node for rank in turn.ranks.values() if rank.status is None}
     for name, node in turn.nodes.items():

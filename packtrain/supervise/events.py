@@ -12,6 +12,7 @@ import msgspec
 
 from packtrain.core.records import (
     AttemptEnded,
+    AttemptReached,
     CarrierGivenUp,
     ErrorSeen,
     FaultInjected,
@@ -236,7 +237,8 @@ class Write(Own, tag="write"):
     """Into the journal, where people and reports find it."""
 
     record: (
-        AttemptEnded | ErrorSeen | OrderGiven | NodeLost | NodeBack | NodeSuspected | NodeCordoned | SharedCauseSeen
+        AttemptEnded | AttemptReached | ErrorSeen | OrderGiven | NodeLost | NodeBack | NodeSuspected | NodeCordoned
+        | SharedCauseSeen
         | ReplayOrdered | StacksTaken | WorldChosen | FaultInjected | FaultMissed | CarrierGivenUp | HomeBack
     )
 

@@ -92,6 +92,8 @@ class RankEnded(Part, tag="rank_ended"):
     status: int
     step: int = -1
     """The last step it completed; -1: not known."""
+    since_step_s: float = -1.0
+    """For so long it had completed none when this was told; below 0: not known."""
     error: dict[str, str] = {}
     tail: str = ""
     """End of its log: hostile text."""

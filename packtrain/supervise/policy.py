@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from packtrain.core.contract import Word
 from packtrain.core.errors import EXIT_AGAIN, NodesMissing, error_named
-from packtrain.core.records import AttemptEnded, WorldChosen
+from packtrain.core.records import AttemptEnded, AttemptReached, WorldChosen
 from packtrain.core.units import NS
 from packtrain.supervise import causes, held, remedies
 from packtrain.supervise.asked import asked, maintenance, order_all, stop_for_change
@@ -218,7 +218,7 @@ def _begun(turn: Turn, event: Begun) -> None:
     recalled = event.step if event.memory else -1
     turn.set(
         attempt=event.attempt, begin=event.begin, began_ns=turn.ns, first=False, refused=0, order=GO, purpose="",
-        trouble=None, ended=0, ended_ns=0, stacks_ns=0, kill_at_ns=0, grow_ns=0, attempt_step=-1,
+        trouble=None, noticed=False, ended=0, ended_ns=0, stacks_ns=0, kill_at_ns=0, grow_ns=0, attempt_step=-1,
         hold_step=0, restored=event.step,
         best_step=event.step if event.rolled_back else max(run.best_step, recalled),
         highest_step=max(run.highest_step, recalled),
@@ -369,6 +369,7 @@ def _launching(turn: Turn) -> None:
             rank, what = differ
             return end(turn, Trouble(kind="differs", reason=what, node=turn.ranks[rank].node))
         order_all(turn, Word.GO, order=GO)
+        turn.own(Write(record=AttemptReached(attempt=run.attempt, point="go")))
         return _running(turn)
     if turn.ns - run.since_ns >= run.setup.supervise.go_s * NS:
         nodes = {turn.ranks[number].node for number in late}

@@ -45,6 +45,8 @@ class Rank:
     """Of its last beat; 0: none yet."""
     kind: str = ""
     step: int = -1
+    stepped_ns: int = 0
+    """When it completed that step; 0: it has completed none."""
     due_ns: int = 0
     """Since when a step is due; 0: not yet (the first step compiles)."""
     stepping_ns: int = 0
@@ -75,7 +77,7 @@ def heard(rank: Rank, beat: Beat, ns: int) -> Told:
         return rank, []
     kind, doubted = kind_of(beat.phase), bool(rank.silent_s or rank.stalled_s)
     stepped = beat.step > rank.step
-    moved = _stepped(rank, beat) if stepped else rank
+    moved = _stepped(rank, beat, ns) if stepped else rank
     due_ns = moved.due_ns
     if (stepped and rank.step >= 0) or (due_ns and kind not in (STEPS, "other")):
         due_ns = ns
@@ -91,15 +93,15 @@ def heard(rank: Rank, beat: Beat, ns: int) -> Told:
     return now, events
 
 
-def _stepped(rank: Rank, beat: Beat) -> Rank:
+def _stepped(rank: Rank, beat: Beat, ns: int) -> Rank:
     """Lost beats are made up for: what their steps took is in the cumulative times of this one."""
     stepping_ns = sum(beat.ns.get(phase, 0) for phase in STEPPING)
-    step_ns = rank.step_ns
-    if rank.step >= 0:
+    step_ns, stepped_ns = rank.step_ns, rank.stepped_ns
+    if rank.step >= 0:  # the first beat with a step says where it begins
         steps = beat.step - rank.step
         each = max(0, stepping_ns - rank.stepping_ns) // steps
-        step_ns = (*step_ns, *[each] * min(steps, KNOWN_MAX))[-KNOWN_MAX:]
-    return replace(rank, step=beat.step, stepping_ns=stepping_ns, step_ns=step_ns)
+        step_ns, stepped_ns = (*step_ns, *[each] * min(steps, KNOWN_MAX))[-KNOWN_MAX:], ns
+    return replace(rank, step=beat.step, stepping_ns=stepping_ns, step_ns=step_ns, stepped_ns=stepped_ns)
 
 
 def looked(rank: Rank, config: SuperviseConfig, ns: int, unwatched_ns: int = 0) -> Told:

@@ -110,6 +110,8 @@ class Run(Struct):
     paused: bool = False
     kill_at_ns: int = 0
     trouble: Trouble | None = None
+    noticed: bool = False
+    """That this attempt is over is in the journal."""
     ended: int = 0
     """Ranks of this attempt that have ended."""
     ended_ns: int = 0

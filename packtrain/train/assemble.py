@@ -31,7 +31,7 @@ from packtrain.core.errors import (
     WorldNotFormed,
 )
 from packtrain.core.platform import Platform
-from packtrain.core.records import RestoreDone
+from packtrain.core.records import AttemptReached, RestoreDone
 from packtrain.core.units import NS, bytes_text
 from packtrain.data.loader import Loader, Prefetcher, check_held_out, open_loader
 from packtrain.data.tokenizer import check_foreign
@@ -122,6 +122,7 @@ def train(desk: Desk) -> None:
     specs, facts = state_specs(spec.model, spec.optim), facts_of(spec, loader, desk.platform)
     gate = Gate(desk, control, lambda: orders.terminated, facts, mesh)
     state, standing, published = _state(desk, mesh, loader, gate)
+    desk.journal.write(AttemptReached(attempt=desk.place.attempt, point="state", rank=desk.place.rank))
     sampler = Sampler(spec, mesh, loader.tokenizer)
     sampler.check(spec.train.sample_prompts)
     step, profiler = _step(desk, mesh)

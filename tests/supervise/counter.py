@@ -1,5 +1,6 @@
 """A world with no framework in it: every rank counts until there is a file `enough` in the run folder; rank 0 keeps
-the count there. Who was started stands in the file `starts`: a line `attempt rank pid` each."""
+the count there, and writes each step into the journal. Who was started stands in the file `starts`: a line `attempt
+rank pid` each."""
 
 from __future__ import annotations
 
@@ -9,13 +10,16 @@ import sys
 from packtrain.core import contract
 from packtrain.core.breaking import Faults
 from packtrain.core.contract import Place, Word
+from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
+from tests.supervise.noted import begun, step
 
 STEP_S = 0.05
 
 
 def main() -> int:
     place, platform = Place.from_env(os.environ), LocalPlatform()
+    journal = Journal(platform, f"{place.run}/journal", rank=place.rank)
     beats = contract.Beats(place.socket, place.attempt, place.rank)
     control = contract.Control(place.control, sigterm=True)
     faults = Faults(place.faults)
@@ -26,6 +30,9 @@ def main() -> int:
     if not contract.wait_for_go(place, control, {"count": str(count)}):
         return contract.EXIT_AGAIN
     beats.enter("step", count)
+    if place.rank == 0:
+        for record in begun(place.attempt):
+            journal.write(record)
     while not platform.exists(f"{place.run}/enough"):
         platform.sleep(STEP_S)
         order = control.poll()
@@ -36,7 +43,9 @@ def main() -> int:
         beats.step_done(count)
         if place.rank == 0:
             platform.write_replacing(path, b"%d" % count)
+            journal.write(step(count))
     beats.close()
+    journal.close()
     return contract.EXIT_DONE
 
 

@@ -12,13 +12,15 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
-from packtrain.checkpoint.commits import Commit
-from packtrain.checkpoint.slots import Held, Memory
+from packtrain.checkpoint.slots import Held
 from packtrain.core.contract import Word
 from packtrain.core.errors import PacktrainError, SlotDamaged
+from packtrain.core.journal import Entry
+from packtrain.core.records import AttemptBegan
 from packtrain.core.units import NS
 from packtrain.supervise import messages as m
 from packtrain.supervise.config import SuperviseConfig
@@ -28,6 +30,8 @@ from packtrain.supervise.detect import WatchedClock
 from packtrain.supervise.events import Begin, Begun, BringBack, Done, Finish, Opened, Published, Setup, Write
 from packtrain.supervise.held import Taken, taken
 from packtrain.supervise.state import AnyRecord, State, evolve
+from tests.supervise.committed import Commits
+from tests.supervise.noted import begun, step
 
 CONFIG = SuperviseConfig(
     grace_s=10, beat_overdue_s=5, progress_s=15, go_s=20, nodes_s=10, replace_s=6, node_silent_s=2, node_lost_s=4,
@@ -41,75 +45,6 @@ Node = str
 
 class Killed(Exception):
     """The coordinator is gone, here and now."""
-
-
-@dataclass
-class Record:
-    kind: str
-    attempt: int
-    step: int
-    parent: int
-    writers: tuple[str, ...] = ()
-    memory: Memory | None = None
-
-
-class Commits:
-    """What the commit log of a run promises: dense numbers, no save of an attempt after another has begun, one term."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self.term = 0
-        self.refused = 0
-
-    def take_term(self) -> int:
-        self.term += 1
-        return self.term
-
-    @property
-    def attempt(self) -> int:
-        return self.records[-1].attempt if self.records else 0
-
-    def lineage(self) -> list[int]:
-        """Numbers of the saves that the log leads to, latest first."""
-        number, found = len(self.records), []
-        while number:
-            record = self.records[number - 1]
-            found += [number] if record.kind == "save" else []
-            number = record.parent
-        return found
-
-    def newest(self) -> int:
-        """Step of the save that the log leads to; -1: none."""
-        saves = self.lineage()
-        return self.records[saves[0] - 1].step if saves else -1
-
-    def begun(self) -> Commit | None:
-        """The last attempt, as the commit log has it."""
-        number = len(self.records)
-        while number and self.records[number - 1].kind == "save":
-            number = self.records[number - 1].parent
-        if not number:
-            return None
-        one = self.records[number - 1]
-        return Commit(
-            number=number, kind="begin", attempt=one.attempt, step=one.step, parent=one.parent, nonce=f"b{number}",
-            writers=one.writers, memory=one.memory,
-        )
-
-    def begin(self, back: int, writers: tuple[str, ...] = (), memory: Memory | None = None) -> tuple[int, int, int]:
-        """(attempt, number, step it restores)"""
-        saves = self.lineage()
-        parent = saves[min(back, len(saves) - 1)] if back and saves else len(self.records)
-        self.records.append(Record("begin", self.attempt + 1, -1, parent, writers, memory))
-        step = self.records[-1].step = memory[1] if memory else self.newest()
-        return self.attempt, len(self.records), step
-
-    def publish(self, attempt: int, step: int) -> bool:
-        if attempt != self.attempt:
-            self.refused += 1
-            return False
-        self.records.append(Record("save", attempt, step, len(self.records)))
-        return True
 
 
 @dataclass
@@ -128,6 +63,8 @@ class World:
     step: int
     ranks: dict[int, Rank] = field(default_factory=dict)
     size: int = 0
+    whole: bool = False
+    """All ranks took up their work."""
     broken: bool = False
     paused: bool = False
 
@@ -371,6 +308,7 @@ class Coordinator:
                 found = sim.in_memory(own, self.desk.state)
                 attempt, number, step = sim.commits.begin(own.back, own.writers, found.memory)
                 sim.restored[attempt] = step
+                sim.note(AttemptBegan(attempt=attempt, commit=number, parent=0, restore_step=step))
                 self.log.kill("begun")
                 begun = Begun(
                     id=id, attempt=attempt, begin=number, step=step, rolled_back=bool(own.back),
@@ -383,6 +321,7 @@ class Coordinator:
             case Write():
                 if self is sim.coordinator:  # what one believes that leads no more is in the way of no report's count
                     sim.journal.append(own.record)
+                    sim.note(own.record)
             case Finish():
                 self.alive = False
                 sim.finish = own if self is sim.coordinator else sim.finish
@@ -415,6 +354,8 @@ class Simulation:
         self.worlds: dict[int, World] = {}
         self.restored: dict[int, int] = {}
         self.journal: list[object] = []
+        self.entries: list[Entry] = []
+        """The same and what workers write, as a journal has it."""
         self.performed: Counter[tuple[str, int]] = Counter()
         self.launched: Counter[tuple[str, int]] = Counter()
         self.terms: dict[Node, int] = {}
@@ -441,6 +382,9 @@ class Simulation:
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (when, next(self._order), call))
+
+    def note(self, *records: Any, writer: str = "coordinator0") -> None:
+        self.entries += [Entry(record, writer, "b", self.ns, 0) for record in records]
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         self.at(self.now + seconds, call)
@@ -522,6 +466,9 @@ class Simulation:
                     rank.state, rank.since = "stalled", self.now
             return
         whole = len(living) == world.size and all(rank.state == "running" for rank in living.values())
+        if whole and not world.whole:
+            world.whole = True
+            self.note(*begun(world.attempt), writer=f"trainer{world.attempt}")
         if whole and int(self.now / STEP_S) != int((self.now - LOOK_S) / STEP_S):
             self._step(world, living)
 
@@ -538,6 +485,7 @@ class Simulation:
         if word in (Word.PAUSE,):
             return
         world.step = min(world.step + 1, self.steps)
+        self.note(step(world.step), writer=f"trainer{world.attempt}")
         stop = word in (Word.STOP, Word.DRAIN) and min(orders) == max(orders)
         done = world.step >= self.steps
         if self.setup.memory:

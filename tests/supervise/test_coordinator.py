@@ -26,6 +26,7 @@ from packtrain.core.records import (
     RunFinished,
     WorldChosen,
 )
+from packtrain.monitor.recovery import PARTS
 from packtrain.monitor.report import gather
 from packtrain.supervise import local
 from packtrain.supervise.console import ask
@@ -92,7 +93,11 @@ def test_a_run_of_two_nodes_is_healed_and_ends(tmp_path: pathlib.Path) -> None:
     assert [one.nodes for one in records(run.folder, WorldChosen)] == [[first, second]] * 2 + [[spare, second]]
     assert records(run.folder, NodeLost)[0].node == first and records(run.folder, RunFinished)[0].exit_code == 0
     assert [(one.node, one.tries) for one in records(run.folder, AgentStarted)] == [(first, 1)]
-    assert [one.attempt for one in gather(LocalPlatform(), str(run.folder)).facts.attempts] == [1, 2, 3]
+    told = gather(LocalPlatform(), str(run.folder))
+    assert [one.attempt for one in told.facts.attempts] == [1, 2, 3]
+    assert [(row.attempt, row.stepped, tuple(row.seconds)) for row in told.recovered] == [
+        (1, True, PARTS), (2, True, PARTS),
+    ]
     assert log(run.folder).term() == 2
 
 

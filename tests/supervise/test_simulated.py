@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from packtrain.core.records import AttemptEnded
+from tests.supervise.committed import Record
 from tests.supervise.faults import FAULTS, strike
-from tests.supervise.simulated import Killed, Record, Simulation
+from tests.supervise.simulated import Killed, Simulation
 
 FAULTS_S = 25.0
 """Faults come until then."""
