@@ -35,7 +35,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.platform = FakePlatform(FakeDisk(), "a")
-        for folder in ("/home", "/second", "/run/commits"):
+        for folder in ("/place", "/second", "/run/commits"):
             self.platform.mkdir(folder)
         self.platform.disk.sync_all()
         self.commits = CommitLog(self.platform, "/run/commits")
@@ -80,7 +80,7 @@ def test_a_log_with_one_place_stays() -> None:
     assert all(moves.look(ns, REFUSED, scene.state) is None for ns in range(1, 5 * REFUSED_NS, NS))
     assert place_of(scene.commits, ("/other/decisions", SECOND)) == "/other/decisions"
     job = Job(name="r", run_folder="/run", worker=(), carrier=(), version="t")
-    assert places_of(job, "/home") == (FIRST,)
+    assert places_of(job, "/place") == (FIRST,)
 
 
 def test_there_and_back() -> None:
@@ -189,7 +189,7 @@ def test_a_coordinator_goes_on_from_the_other_place() -> None:
     """The disk of its log is full: it says so to whoever asks, goes on in the second place after ten seconds, does what
     a person asked for meanwhile, tells where the log is; and the next one would go on there."""
     platform = FakePlatform(FakeDisk(), "a")
-    for folder in ("/home", "/second", "/run"):
+    for folder in ("/place", "/second", "/run"):
         platform.mkdir(folder)
     link, told = Nobody(platform), dict[str, dict[str, Any]]()
     job = Job(
@@ -209,7 +209,7 @@ def test_a_coordinator_goes_on_from_the_other_place() -> None:
         5.0: lambda: setattr(platform, "faults", full), 6.0: lambda: ask("full", "stop"),
         8.0: lambda: ask("later", "status"),
     }
-    finish, _ = lead(lambda moved: Coordinator(job, platform, "/home", link, moved=moved))
+    finish, _ = lead(lambda moved: Coordinator(job, platform, "/place", link, moved=moved))
     assert (finish.exit_code, finish.reason) == (75, "stopped on request")
     assert "noted" in told["full"]["error"]["what"] and "cannot be written" in told["later"]["log"]
     entries = [entry.record for entry in read_folder(platform, "/run/journal").entries]
