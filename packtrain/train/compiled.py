@@ -100,13 +100,17 @@ class Kept(CacheInterface):
         return f"{self._path}/{key}.program"
 
     def _make_room(self, more: int) -> None:
-        paths = [f"{self._path}/{name}" for name in self._platform.listdir(str(self._path))]
-        dated = sorted((self._platform.modified_s(path), self._platform.size(path), path) for path in paths)
+        dated = []
+        for path in (f"{self._path}/{name}" for name in self._platform.listdir(str(self._path))):
+            with suppress(FileNotFoundError):  # another rank's, renamed or removed just now
+                dated.append((self._platform.modified_s(path), self._platform.size(path), path))
+        dated.sort()
         total = sum(size for _, size, _ in dated) + more
         for _, size, path in dated:
             if total <= self._bytes_max:
                 return
-            self._platform.unlink(path)
+            with suppress(FileNotFoundError):
+                self._platform.unlink(path)
             total -= size
 
 

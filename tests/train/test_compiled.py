@@ -81,6 +81,20 @@ def test_the_folder_has_a_bound(tmp_path: pathlib.Path) -> None:
     assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["b", "c", "d"]
 
 
+class Beside(LocalPlatform):
+    """Another rank ends its own entry between our listing the folder and our look at what is there."""
+
+    def listdir(self, path: str) -> list[str]:
+        return [*super().listdir(path), ".new-of-another-rank"]
+
+
+def test_what_another_rank_renames_meanwhile_costs_nothing(tmp_path: pathlib.Path) -> None:
+    """A name that is gone when it is looked at keeps no program from being kept."""
+    programs = Kept(Beside(), str(tmp_path), 1000)
+    programs.put("a", b"program")
+    assert programs.get("a") == b"program"
+
+
 def test_a_disk_that_refuses_costs_nothing_but_time(tmp_path: pathlib.Path) -> None:
     """Where nothing can be written the program just goes on."""
     programs = kept(tmp_path / "absent")
