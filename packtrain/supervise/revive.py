@@ -27,8 +27,8 @@ SILENT_NS = 6 * NS
 UNWATCHED_NS = 3 * NS
 """Between two looks: time in which this process was stopped, and heard nobody for that reason."""
 PAUSE_S_MAX = 60
-LIVED_NS = 60 * NS
-"""What lived so long after it was started dies for another reason than its start."""
+LIVED_NS = 5 * NS
+"""What lived so long after it was started dies for another reason than its start: imports and sockets are behind it."""
 TRIES_MAX = 1000
 """In a row: about 16 hours."""
 TRIES, REVIVER = "tries", "reviver"
