@@ -71,7 +71,7 @@ class Machine:
 
 
 def test_tries_come_later_and_later_and_end() -> None:
-    """At once, then after 1, 2, 4 .. 60 s; one that lived for five seconds counts from anew; the last try is the last."""
+    """At once, then after 1, 2, 4 .. 60 s; one that lived for five seconds counts from anew; the last is the last."""
     tries, times, ns = Tries(), list[int](), 0
     while len(times) < 9:
         if tries.due(ns):
