@@ -185,6 +185,8 @@ class Incidents:
         self._from = f"from step {record.restore_step} {where}" if record.restore_step >= 0 else "from the beginning"
 
     def _ended(self, entry: Entry, record: AttemptEnded) -> None:
+        if record.exit_code == EXIT_DONE:
+            self._goes_on(entry, record.attempt)  # of a program that tells no steps its end is the first word
         if self._told_to_end or record.exit_code == EXIT_DONE:
             return
         open_ = [one for one in self._unhealed(WORLD) if one.during == record.attempt]
@@ -193,7 +195,9 @@ class Incidents:
             one.attempt = record.attempt
 
     def _stepped(self, entry: Entry) -> None:
-        attempt = self._writers.get(entry.writer, self._attempt)
+        self._goes_on(entry, self._writers.get(entry.writer, self._attempt))
+
+    def _goes_on(self, entry: Entry, attempt: int) -> None:
         for one in self._unhealed(WORLD):
             if 0 < one.attempt < attempt:
                 one.healed = entry

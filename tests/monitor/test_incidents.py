@@ -195,3 +195,13 @@ def test_how_they_are_told() -> None:
         "  a checkpoint is damaged, n0", "    it was not done: there is no checkpoint yet",
     ]
     assert list(lines([])) == []
+
+
+def test_a_program_that_tells_no_steps_is_well_when_it_is_done() -> None:
+    """Nothing is heard of it but its end: that is the end of the trouble before it, and of no trouble of its own."""
+    crash = AttemptEnded(attempt=1, exit_code=1, reason="exit code 1")
+    done = (3.0, AttemptEnded(attempt=2, exit_code=0, reason="done"))
+    (one,) = fold(said(*FIRST[:3], (1.0, crash), (1.1, began(2)), done))
+    assert (one.what, one.found_s, one.healed_s) == ("exit code 1", None, 2.0)
+    (two,) = fold(said(*FIRST[:3], (1.0, crash), (1.1, began(2))))
+    assert two.healed_s is None
