@@ -203,7 +203,13 @@ class Watch:
         self._revivals.note(now)
         self._heard_ns = now
         self._view.say("the coordinator is gone; another one is started, the workers go on")
-        self._keeper.coordinator()
+        try:
+            self._keeper.coordinator()
+        except OSError as error:
+            raise RunUnusable(
+                f"the coordinator of this run cannot be started again: {error.strerror}", where=self._home,
+                fix="if that folder was deleted, all of the run has ended: the same command begins from its last save",
+            ) from error
 
     def _finish(self) -> local.Finish | None:
         """A coordinator that nobody seemed to watch, because this process was stopped, has cleared its home away."""

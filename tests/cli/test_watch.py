@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from packtrain.cli.watch import (
     told_end,
 )
 from packtrain.core.contract import Beat
-from packtrain.core.errors import CoordinatorGone, PacktrainError, StoppedOnRequest
+from packtrain.core.errors import CoordinatorGone, PacktrainError, RunUnusable, StoppedOnRequest
 from packtrain.core.holder import hold
 from packtrain.core.journal import Entry, Journal
 from packtrain.core.platform import LocalPlatform
@@ -352,6 +353,15 @@ def test_a_coordinator_that_lives_and_does_not_answer_is_waited_for(run: str, ba
     lock.release()
     assert finish.reason == DETACHED and keeper.started == {}
     assert view.said == ["the coordinator lives and does not answer (its disk may hang); the workers go on"]
+
+
+def test_homes_that_were_deleted_are_named(run: str, base: pathlib.Path) -> None:
+    """Whoever cleans up folders for temporary files ends a run; who watches it is told so, and how it goes on."""
+    keeper = unanswered(run, base)
+    shutil.rmtree(base / "c")
+    with pytest.raises(RunUnusable, match="cannot be started again: No such file") as refused:
+        Watch(Fast(), keeper, Heard()).run(Requests(), terminal=False)
+    assert refused.value.where == f"{base}/c" and "from its last save" in refused.value.fix
 
 
 def test_a_display_that_breaks_is_told_once(there: StandIn, run: str, capsys: pytest.CaptureFixture[str]) -> None:
