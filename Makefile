@@ -11,7 +11,7 @@ help:
 	@echo "make storm-demo    install, then train a run that is broken five ways and ends with the same bits (2 to 5 minutes)"
 	@echo "make test          install, lint, and run every test that needs no long wait"
 	@echo "make lint          ruff, mypy and the import arrows"
-	@echo "make soak-ci       200 kills with JAX workers, real stalls, torch and transformers (25 minutes, at most 40)"
+	@echo "make soak-ci       200 kills with JAX workers, storms of faults, real stalls and stores, torch (25 minutes, at most 40)"
 	@echo "make bench-help    how long packtrain --help takes"
 	@echo "make bench-data    tokens a second and core of the loader, beside grain and a dataset in Megatron's manner"
 	@echo "make bench-train   a training step beside the same in torch (PEER=python with torch; 3 minutes)"
@@ -44,10 +44,8 @@ lint: .venv/installed
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 
-# pytest skips what it has not begun after 40 minutes and says so; the outer limit is for a test that hangs.
 soak-ci: .venv-soak/installed .venv-base/installed
-	@PACKTRAIN_BASE_PYTHON=.venv-base/bin/python timeout --signal=INT --kill-after=60 2700 \
-	  .venv-soak/bin/python -m pytest -m "soak or interop" --stop-after-minutes=40
+	@PACKTRAIN_BASE_PYTHON=.venv-base/bin/python setup/soak-ci .venv-soak/bin/python
 
 bench-help: .venv/installed
 	@.venv/bin/python bench/help.py
