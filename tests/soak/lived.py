@@ -21,6 +21,11 @@ from packtrain.supervise import local
 from packtrain.supervise.console import ask
 from tests.soak.trial import SETTINGS
 
+MODEL = (
+    "train.unroll=false", "train.microbatches=1", "optim.name=adamw", "optim.learning_rate=0.003", "model.layers=1",
+    "model.embed=64", "model.heads=1", "model.mlp=128",
+)
+"""One that compiles in seconds: every start of a world compiles."""
 DEADLINE_S = 400
 """For whatever is waited for, on a machine many times too busy."""
 

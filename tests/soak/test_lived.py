@@ -10,7 +10,7 @@ import pytest
 
 from packtrain.core.journal import read_folder
 from packtrain.core.records import AttemptBegan, AttemptEnded
-from tests.soak.lived import Lived
+from tests.soak.lived import MODEL, Lived
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 STEPS = 200
@@ -24,7 +24,8 @@ def start(tmp_path: pathlib.Path, store: pathlib.Path) -> Iterator[Start]:
     runs: list[Lived] = []
 
     def started(options: tuple[str, ...]) -> Lived:
-        runs.append(Lived(tmp_path / str(len(runs)), store, STEPS, *options))
+        small = [word for setting in MODEL for word in ("--set", setting)]
+        runs.append(Lived(tmp_path / str(len(runs)), store, STEPS, *options, *small))
         return runs[-1]
 
     yield started

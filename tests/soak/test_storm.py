@@ -19,7 +19,7 @@ import pytest
 from packtrain.core.journal import read_folder
 from packtrain.core.records import AttemptBegan, StepDone, WorldChosen
 from packtrain.monitor import incidents, report
-from tests.soak.lived import Lived
+from tests.soak.lived import MODEL, Lived
 from tests.soak.storms import Storm
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -30,10 +30,6 @@ LONGER = 3
 """A world of one node steps faster: so many times as many steps, or it is done before the other one is back."""
 EVERY_S = 20.0
 SEED = 5
-MODEL = (
-    "train.unroll=false", "train.microbatches=1", "optim.name=adamw", "optim.learning_rate=0.003", "model.layers=1",
-    "model.embed=64", "model.heads=1", "model.mlp=128",
-)
 KEPT = (
     "checkpoint.every_steps=20", "checkpoint.memory_every_steps=5", "checkpoint.peer_memory=5",
     "supervise.beat_overdue_s=10", "supervise.carrier_overdue_s=10", "supervise.attempts_without_progress=100",
