@@ -114,7 +114,8 @@ def carry(
     platform: Platform, log: CommitLog, run_folder: str, save: Save, gate: Gate, homes: Homes | None = None,
     told: Callable[[SaveFellBack], None] = lambda warning: None,
 ) -> Commit:
-    """Write the parts, publish them. Raises CommitStale: stop; SaveFailed with the last obstacle at the deadline.
+    """Write the parts, publish them. Raises CommitStale: stop; SaveFailed with the last obstacle at the deadline, and
+    where a later step of this attempt was published first: saves of several nodes become whole in any order.
 
     `homes`: tried in order, the run folder first; without them it is the only one. `told` hears when another one was
     needed.
@@ -148,16 +149,22 @@ def _published(platform: Platform, log: CommitLog, run_folder: str, save: Save, 
     except (CommitStale, SaveFailed) as error:
         if log.links_tried == links:
             discard_try(platform, f"{written.home}/checkpoints/{written.folder}")
-        before = _published_before(log, save) if isinstance(error, CommitStale) else None
-        if before is None:
+        last = _last_of_attempt(log, save.attempt) if isinstance(error, CommitStale) else None
+        if last is None or last.step < save.step:
             raise
-        return before
+        if last.step > save.step:
+            raise SaveFailed(
+                f"step {save.step} was not published: step {last.step} was, before all of it had come",
+                where=run_folder, fix="nothing: the later one holds more",
+            ) from error
+        return last
 
 
-def _published_before(log: CommitLog, save: Save) -> Commit | None:
+def _last_of_attempt(log: CommitLog, attempt: int) -> Commit | None:
+    """The newest record, where it is a save of this attempt."""
     with suppress(CommitUnknown):
         last = log.last()
-        if last is not None and (last.kind, last.attempt, last.step) == ("save", save.attempt, save.step):
+        if last is not None and (last.kind, last.attempt) == ("save", attempt):
             return last
     return None
 

@@ -17,7 +17,7 @@ from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.homes import HUNG_MAX, Hangs, Homes
 from packtrain.checkpoint.publish import Gate, carry
 from packtrain.checkpoint.where import fall_back_home
-from packtrain.core.errors import CommitStale
+from packtrain.core.errors import CommitStale, SaveFailed
 from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.units import NS
 from tests.checkpoint.test_carrier import LONG_S, GatedPlatform, Rig, one
@@ -171,7 +171,8 @@ def test_a_new_carrier_keeps_off_what_hangs(tmp_path: pathlib.Path) -> None:
 
 def test_a_save_published_before_is_not_published_twice() -> None:
     """What an earlier carrier of the attempt published without living to say so is the outcome of the next one's try,
-    whose own folder goes; a later step stays in the way."""
+    whose own folder goes. A later step of the attempt is in the way: that save failed, and the attempt need not end. A
+    newer attempt is: stop."""
     platform = FakePlatform(FakeDisk())
     log = make_run(platform)
     platform.mkdir("/buffers")
@@ -181,7 +182,10 @@ def test_a_save_published_before_is_not_published_twice() -> None:
     again = carry(other, make_run(other), RUN, save, Gate())
     assert again == first and platform.listdir(f"{RUN}/checkpoints") == [first.folder]
     carry(platform, log, RUN, save_of(platform, 1, 6), Gate())
-    with pytest.raises(CommitStale, match="step 6 is published"):
+    with pytest.raises(SaveFailed, match="step 5 was not published: step 6 was"):
+        carry(other, make_run(other), RUN, save, Gate())
+    log.begin(None, (WRITER,), "a")
+    with pytest.raises(CommitStale, match="attempt 2 began"):
         carry(other, make_run(other), RUN, save, Gate())
 
 
