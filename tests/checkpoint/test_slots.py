@@ -16,9 +16,18 @@ import pytest
 from packtrain.checkpoint import asked, slots
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.format import LocalTensor, TensorSpec, plan_image, whole
 from packtrain.checkpoint.reader import restoring
 from packtrain.checkpoint.saver import Saver
-from packtrain.checkpoint.slots import BufferFolder, choose_buffer_folder, held_in, look, memory_folder
+from packtrain.checkpoint.slots import (
+    SHARED_BYTES_MIN,
+    Buffer,
+    BufferFolder,
+    choose_buffer_folder,
+    held_in,
+    look,
+    memory_folder,
+)
 from packtrain.core.errors import CarrierLost, Contradiction, NeitherRestoreNorFresh, SlotDamaged
 from packtrain.core.fake import FakeCrash, FakeDisk, FakePlatform, crash, fail, tear
 from packtrain.core.memory import container_left
@@ -525,3 +534,23 @@ def test_sums_are_those_of_the_image():
     [one] = held_in(platform, FOLDER)
     data = np.frombuffer(platform.read(one.image), np.uint8)
     assert one.slot.crc32c == (slots.fmt.crc32c(data.tobytes()),) and len(data) == one.slot.bytes
+
+
+def test_a_large_state_is_filled_by_several_threads_whole(tmp_path):
+    """Above the size from which threads share the work every tensor still lies where the layout has it, bit for bit;
+    the smallest one of them is not forgotten, and a second fill leaves nothing of the first."""
+    rows = SHARED_BYTES_MIN // 4 // 1000 + 1
+    sizes = {"a": rows // 2, "b": rows, "c": 1}
+    specs = [TensorSpec(name, "float32", (n, 1000), ("r", "c")) for name, n in sizes.items()]
+    layout = plan_image([(spec, whole(spec.shape)) for spec in specs])
+    assert layout.bytes_total >= SHARED_BYTES_MIN
+    buffer, platform = Buffer(f"{tmp_path}/r0.a0001.0"), LocalPlatform()
+    for seed in (1, 2):
+        dice = np.random.default_rng(seed)
+        arrays = [dice.standard_normal(spec.shape, np.float32) for spec in specs]
+        pieces = [LocalTensor(spec, whole(spec.shape), array) for spec, array in zip(specs, arrays)]
+        buffer.fill(platform, layout, pieces)
+        image = np.fromfile(buffer.path, np.uint8)
+        for placed, array in zip(layout.boxes, arrays):
+            there = image[placed.offset : placed.offset + placed.bytes]
+            assert there.tobytes() == array.tobytes(), (seed, placed.tensor)
