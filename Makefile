@@ -8,10 +8,10 @@ export PYTHON
 
 help:
 	@echo "make first-light   install, then train a small language model on this machine's own text (about 6 minutes)"
-	@echo "make storm-demo    install, then train a run that is broken five ways and ends with the same bits (2 to 5 minutes)"
+	@echo "make storm-demo    install, then train a run that is broken five ways and ends with the same bits (some five minutes)"
 	@echo "make test          install, lint, and run every test that needs no long wait"
 	@echo "make lint          ruff, mypy and the import arrows"
-	@echo "make soak-ci       200 kills with JAX workers, storms of faults, real stalls and stores, torch (25 minutes, at most 40)"
+	@echo "make soak-ci       200 kills with JAX workers, storms of faults, real stalls and stores, torch (at most 40 minutes)"
 	@echo "make bench-help    how long packtrain --help takes"
 	@echo "make bench-data    tokens a second and core of the loader, beside grain and a dataset in Megatron's manner"
 	@echo "make bench-train   a training step beside the same in torch (PEER=python with torch; 3 minutes)"
