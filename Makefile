@@ -8,7 +8,7 @@ export PYTHON
 
 help:
 	@echo "make first-light   install, then train a small language model on this machine's own text (about 6 minutes)"
-	@echo "make storm-demo    install, then train a run that is broken five ways and ends with the same bits (some five minutes)"
+	@echo "make storm-demo    install, then train a run that is broken five ways and ends with the same bits (three minutes on a quiet machine)"
 	@echo "make test          install, lint, and run every test that needs no long wait"
 	@echo "make lint          ruff, mypy and the import arrows"
 	@echo "make soak-ci       200 kills with JAX workers, storms of faults, real stalls and stores, torch (at most 40 minutes)"
