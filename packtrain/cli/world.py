@@ -139,7 +139,7 @@ def rejoin(platform: Platform, live: local.Live, steps: int, minutes_max: float)
 
 def _keeper(platform: Platform, job: Job, view: View, env: Mapping[str, str], opening: str) -> local.Keeper:
     """Of two commands that start one run at once, one is told to come again."""
-    with _launching(platform, job):
+    with _launching(platform, job.run_folder):
         live = alive(platform, job.run_folder)
         if live is not None:
             view.say(f"{job.name} runs already; watching it")
@@ -149,8 +149,10 @@ def _keeper(platform: Platform, job: Job, view: View, env: Mapping[str, str], op
 
 
 @contextmanager
-def _launching(platform: Platform, job: Job) -> Iterator[None]:
-    lock = hold(platform, job.run_folder, job.name, fix="give the command again in a moment", file=LAUNCHER)
+def _launching(platform: Platform, run_folder: str) -> Iterator[None]:
+    """Raises RunHeld, OSError."""
+    name = os.path.basename(run_folder)
+    lock = hold(platform, run_folder, name, fix="give the command again in a moment", file=LAUNCHER)
     try:
         yield
     finally:
@@ -167,9 +169,19 @@ def ended(platform: Platform, live: local.Live, finish: local.Finish, name: str)
     if finish.reason == DETACHED:
         print(f"detached: {name} goes on; `packtrain attach {name}` watches it, `packtrain stop {name}` stops it")
         return finish.exit_code
-    local.clean(platform, live)
+    _put_away(platform, live)
     error = told_end(finish)
     if error is not None:
         complain(error.render())
     return finish.exit_code
 
+
+def _put_away(platform: Platform, live: local.Live) -> None:
+    """What the run leaves on this machine outside its folder; unless somebody starts it again just now."""
+    local.wait_until_free(platform, live)
+    with suppress(RunHeld):
+        try:
+            with _launching(platform, live.run_folder):
+                local.clean(platform, local.find(platform, live.run_folder) or live)
+        except OSError:  # the folder of the run is gone, so nobody starts it
+            local.clean(platform, live)

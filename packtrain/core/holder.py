@@ -36,13 +36,22 @@ def holder_text(platform: Platform, run_folder: str, file: str = HOLDER) -> str:
 
 def seems_held(platform: Platform, run_folder: str) -> bool:
     """Whether the process named in the holder file lives, for tables. Taking the lock to see would refuse a start."""
+    pid = holder_pid(platform, run_folder)
     try:
-        note = platform.read_json(f"{run_folder}/{HOLDER}")
-        if note["node"] != platform.node():
+        if pid is None:
             return False
-        os.kill(int(note["pid"]), 0)
+        os.kill(pid, 0)
     except PermissionError:
         return True
-    except (OSError, ValueError, TypeError, KeyError):
+    except OSError:
         return False
     return True
+
+
+def holder_pid(platform: Platform, run_folder: str) -> int | None:
+    """Of the process named in the holder file, which may have ended; None: nobody, or one on another node."""
+    try:
+        note = platform.read_json(f"{run_folder}/{HOLDER}")
+        return int(note["pid"]) if note["node"] == platform.node() else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import os
 import re
 import threading
 from collections.abc import Awaitable, Callable
@@ -42,10 +43,13 @@ from packtrain.core.units import NS
 RETRY_S_MIN, RETRY_S_MAX = 0.1, 5.0
 LOOK_S = 0.5
 """How often a thread that waits for an answer wakes."""
-END_S = 2.0
-"""At most so long does the end of a process wait for requests to be cancelled."""
-DROP_S = 0.2
-"""Time for the client's threads to let go of what was cancelled: nothing tells when they have."""
+END_S = 5.0
+"""At most so long does the end of a process wait for requests to be cancelled, and then for the client's threads."""
+QUIET_S = 0.02
+"""Between two looks at those: several times as long as a thread waits for the interpreter before it wakes and waits on
+(5 ms, `sys.getswitchinterval`)."""
+CLIENT_THREADS = "tokio"
+"""How the kernel's names of them begin."""
 PARTS_AT_ONCE = 4
 REPEATS_MAX = 3
 """Of a part of a streamed upload, which cannot be asked for again from here."""
@@ -265,8 +269,8 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Cancel what is under way and stop. A thread that the interpreter's end finds inside the client's code aborts the
-    whole process (4 of 150 short programs, obstore 0.12.1)."""
+    """Cancel what is under way and stop. A thread that the interpreter's end finds inside the client's code, or one of
+    the client's that wants the interpreter then, aborts the whole process (4 of 150 short programs, obstore 0.12.1)."""
 
     async def drain() -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -274,12 +278,34 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
             task.cancel()
         if others:
             await asyncio.wait(others, timeout=END_S)
-            await asyncio.sleep(DROP_S)
 
     with suppress(TimeoutError):
         asyncio.run_coroutine_threadsafe(drain(), loop).result(2 * END_S)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(END_S)
+    _wait_for_the_client()
+
+
+def _wait_for_the_client() -> None:
+    """Until its threads have handed over, or let go of, what they had: all asleep, and none woke between two looks."""
+    before: list[list[str]] = []
+    for _ in range(round(END_S / QUIET_S)):
+        seen = _client_threads()
+        if seen == before and not any("State:\tR (running)" in one for one in seen):
+            return
+        before = seen
+        threading.Event().wait(QUIET_S)
+
+
+def _client_threads() -> list[list[str]]:
+    """Of each what the kernel says of it: its name, its state, how often it slept and was made to wait."""
+    found = []
+    for task in sorted(os.listdir("/proc/self/task")):
+        with suppress(OSError), open(f"/proc/self/task/{task}/status") as file:
+            status = [line for line in file.read().splitlines() if line.startswith(("Name", "State")) or "ctxt" in line]
+            if status[0].startswith(f"Name:\t{CLIENT_THREADS}"):
+                found.append([task, *status])
+    return found
 
 
 def answer(make: Callable[[], Awaitable[T]], seconds: float) -> T:

@@ -18,6 +18,7 @@ from contextlib import suppress
 import msgspec
 
 from packtrain.core.errors import PacktrainError, RunUnusable
+from packtrain.core.holder import holder_pid
 from packtrain.core.pinned import KEY_FILE, make_pinned
 from packtrain.core.platform import Platform, Process
 from packtrain.core.units import NS
@@ -28,6 +29,9 @@ from packtrain.supervise.sockets import LONGEST_NAME, PATH_BYTES_MAX, is_ours
 
 LIVE = "live.json"
 LEAVE_S = 10.0
+FREE_S = 60.0
+"""How long the process of a coordinator may take to end after its last word: on a busy machine, with a disk that hangs.
+"""
 COORDINATOR = ("-P", "-m", "packtrain.supervise.coordinator")
 AGENT = ("-P", "-m", "packtrain.supervise.agent")
 
@@ -88,6 +92,13 @@ def finish_in(platform: Platform, home: str) -> Finish | None:
 def agents_alive(platform: Platform, live: Live) -> list[str]:
     """Names of the agents that still run. A pid may have been given to another: its command line is looked at."""
     return [name for name, pid in live.agents.items() if f"{live.base}/{name}" in _command(platform, pid)]
+
+
+def coordinator_alive(platform: Platform, live: Live) -> bool:
+    """Whether the process that holds the run is its coordinator here. One that ended and was not waited for has no
+    command line."""
+    pid = holder_pid(platform, live.run_folder)
+    return pid is not None and live.coordinator in _command(platform, pid)
 
 
 def _command(platform: Platform, pid: int) -> list[str]:
@@ -175,6 +186,14 @@ def _write(platform: Platform, live: Live) -> None:
         platform.write_replacing(f"{live.run_folder}/{LIVE}", msgspec.json.encode(live) + b"\n")
     except OSError as error:
         raise unusable(error, live.run_folder) from error
+
+
+def wait_until_free(platform: Platform, live: Live) -> None:
+    """Until the process of the coordinator is over. One that said how the run ended, or cleared its home away, holds
+    the run a little longer, and refuses it to the next command."""
+    give_up_ns = platform.boot_ns() + round(FREE_S * NS)
+    while coordinator_alive(platform, live) and platform.boot_ns() < give_up_ns:
+        platform.sleep(0.02)
 
 
 def clean(platform: Platform, live: Live) -> None:

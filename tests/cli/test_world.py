@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from packtrain.cli import spec
 from packtrain.cli.launch import PRELOAD, child_env
-from packtrain.cli.world import World, alive, record, table
+from packtrain.cli.world import World, alive, ended, record, table
 from packtrain.core.errors import LayoutError, RunHeld
 from packtrain.core.holder import hold
 from packtrain.core.pinned import KEY_FILE
@@ -113,6 +114,53 @@ def test_a_run_lives_while_an_agent_does(tmp_path: pathlib.Path, base: pathlib.P
         finally:
             other.kill()
             agent.kill()
+
+
+class Busy(LocalPlatform):
+    """On which a process takes some looks to end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+        self._process = process
+
+    def sleep(self, seconds: float) -> None:
+        self.looks -= 1
+        if not self.looks:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_a_command_ends_when_the_coordinator_has(tmp_path: pathlib.Path, base: pathlib.Path, cleared: bool) -> None:
+    """It holds the run until its process is over, and the next command would be refused: whether it left its homes to
+    whoever watched, or had cleared them away itself."""
+    run = str(tmp_path / "run")
+    with standing_in(run, base):
+        pass
+    live = local.find(LocalPlatform(), run)
+    assert live is not None
+    waits = [sys.executable, "-c", "input()", "--home", live.coordinator]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE) as coordinator:
+        platform = Busy(coordinator, looks=3)
+        note = {"job": "run", "pid": coordinator.pid, "node": platform.node(), "since": "now"}
+        (pathlib.Path(run) / "holder").write_text(json.dumps(note))
+        if cleared:
+            local.clean(platform, live)
+        assert ended(platform, live, local.Finish(75, "stopped"), "run") == 75
+        assert platform.looks <= 0 and coordinator.poll() is not None
+    assert not base.exists() and local.find(platform, run) is None
+
+
+def test_a_run_that_somebody_starts_again_is_left_alone(tmp_path: pathlib.Path, base: pathlib.Path) -> None:
+    """It may live in the same place."""
+    platform, run = LocalPlatform(), str(tmp_path / "run")
+    with standing_in(run, base):
+        live = local.find(platform, run)
+        assert live is not None
+        lock = hold(platform, run, "another command", file="launcher")
+        assert ended(platform, live, local.Finish(0), "run") == 0 and local.find(platform, run) == live
+        lock.release()
 
 
 def test_a_folder_others_can_enter_is_not_believed(tmp_path: pathlib.Path, base: pathlib.Path) -> None:

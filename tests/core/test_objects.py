@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from packtrain.core import objects
 from packtrain.core.errors import (
     BadValue,
     NameAbsent,
@@ -215,3 +216,51 @@ def test_a_secret_is_read_from_its_file() -> None:
     platform.faults = lambda op, path, n: fail(errno.EIO) if op == "read" else None
     with pytest.raises(BadValue, match="file:/tmp/secret cannot be read"):
         secret_of(platform, "file:/tmp/secret")
+
+
+def looked(*looks: list[list[str]]) -> tuple[Callable[[], list[list[str]]], list[int]]:
+    """Stands for what the kernel says of the client's threads, look by look; and how many looks were left each time."""
+    left = list(looks)
+    counts: list[int] = []
+
+    def look() -> list[list[str]]:
+        counts.append(len(left))
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return look, counts
+
+
+ASLEEP = ["7", "Name:\ttokio-rt-worker", "State:\tS (sleeping)", "voluntary_ctxt_switches:\t3"]
+WOKE = [*ASLEEP[:3], "voluntary_ctxt_switches:\t4"]
+RUNS = [*ASLEEP[:2], "State:\tR (running)", "voluntary_ctxt_switches:\t4"]
+
+
+@pytest.mark.parametrize(
+    ("looks", "needed"), [([[ASLEEP]], 2), ([[ASLEEP], [WOKE]], 3), ([[RUNS], [RUNS], [WOKE]], 4), ([[]], 1)]
+)
+def test_the_end_waits_for_the_threads_of_the_client(
+    monkeypatch: pytest.MonkeyPatch, looks: list[list[list[str]]], needed: int
+) -> None:
+    """All asleep at two looks, and none woke in between: one that waits for the interpreter wakes every 5 ms."""
+    look, counts = looked(*looks)
+    monkeypatch.setattr(objects, "_client_threads", look)
+    objects._wait_for_the_client()
+    assert len(counts) == needed
+
+
+def test_the_end_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For threads that never rest."""
+    look, counts = looked([RUNS])
+    monkeypatch.setattr(objects, "_client_threads", look)
+    monkeypatch.setattr(objects, "QUIET_S", 0.5)
+    monkeypatch.setattr(objects, "END_S", 1.5)
+    objects._wait_for_the_client()
+    assert len(counts) == 3
+
+
+def test_the_threads_of_the_client_are_found() -> None:
+    """By the name that the kernel has of them; this thread is none of them."""
+    store = open_store(LocalPlatform(), StoreConfig("memory://"))
+    store.create("a/b", b"x")
+    found = objects._client_threads()
+    assert found and all(len(one) == 5 for one in found) and str(threading.get_native_id()) not in [t for t, *_ in found]
