@@ -263,4 +263,5 @@ def test_the_threads_of_the_client_are_found() -> None:
     store = open_store(LocalPlatform(), StoreConfig("memory://"))
     store.create("a/b", b"x")
     found = objects._client_threads()
-    assert found and all(len(one) == 5 for one in found) and str(threading.get_native_id()) not in [t for t, *_ in found]
+    assert found and all(len(one) == 5 for one in found)
+    assert str(threading.get_native_id()) not in [task for task, *_ in found]
