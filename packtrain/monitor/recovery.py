@@ -145,8 +145,6 @@ def _parts(began_ns: int, end_ns: int, points: Sequence[int | None]) -> dict[str
         name = part if known else UNEXPLAINED
         ns[name] = ns.get(name, 0) + until_ns - at_ns
         known, at_ns = True, until_ns
-    if end_ns > at_ns:
-        ns[UNEXPLAINED] = ns.get(UNEXPLAINED, 0) + end_ns - at_ns
     return {name: value / NS for name, value in ns.items()}
 
 

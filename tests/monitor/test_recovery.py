@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -83,6 +84,21 @@ def test_each_part_has_its_time() -> None:
     assert row.total_s == 7.75
 
 
+def test_the_slowest_rank_counts_wherever_it_stands() -> None:
+    """Ranks write journals of their own, and those of several machines may be out of order."""
+    slow = SECOND[4]
+    (row,) = recoveries(entries(*FIRST, *END, *SECOND[:3], slow, SECOND[3], *SECOND[5:]))
+    assert (row.seconds["state"], row.seconds["executable"]) == (1.0, 2.5)
+
+
+def test_a_late_step_belongs_to_its_writers_attempt() -> None:
+    """A step has no number of its attempt: one that is written after the next attempt began is none of that."""
+    late = (11.8, "rank 0 of 1", step(3))
+    (row,) = recoveries(entries(*FIRST, *END, SECOND[0], late, *SECOND[1:]))
+    assert (row.step, row.seconds["first step"]) == (3, 0.25)
+    assert row.total_s == pytest.approx(18.0 - 0.25 - 11.8)
+
+
 def test_steps_that_a_dead_rank_did_not_write_down_count() -> None:
     """A killed worker loses the steps of its last second: what its agent heard of the last one is nearer."""
     noticed = (11.0, "coordinator", reached(1, "noticed", since_step_s=0.25))
@@ -127,6 +143,15 @@ def test_attempts_in_vain_add_up() -> None:
     assert "executable" not in first.seconds and UNEXPLAINED not in first.seconds
 
 
+def test_an_attempt_that_only_began_took_the_time_until_then() -> None:
+    """It is the assignment that came no further."""
+    end = ((12.5, "coordinator", AttemptEnded(attempt=2, exit_code=1, reason="node n1 was lost")),)
+    third = [(at_s + 10, who.replace("of 2", "of 3"), again(record)) for at_s, who, record in SECOND]
+    first, second = recoveries(entries(*FIRST, *END, SECOND[0], *end, *third))
+    assert first.seconds == {"detection": 1.0, "stop": 0.5, "assignment": 0.25}
+    assert first.total_s + second.total_s == 27.75 - 10.0
+
+
 def again(record: Record) -> Any:
     """The same of the third attempt."""
     return type(record)(**{
@@ -151,6 +176,8 @@ def test_a_planned_change_is_told_too() -> None:
     ended = (11.5, "coordinator", AttemptEnded(attempt=1, exit_code=75, reason="node n1 is drained"))
     (row,) = recoveries(entries(*FIRST, noticed, ended, *SECOND))
     assert (row.seconds["detection"], row.seconds["stop"]) == (0.0, 1.5)
+    drained = (8.5, "coordinator", OrderGiven(order=1, word="drain", reason="node n1 is drained"))
+    assert recoveries(entries(*FIRST, drained, noticed, ended, *SECOND)) == [row], "an order that the run goes on after"
 
 
 def test_a_program_that_tells_no_steps() -> None:
@@ -193,6 +220,8 @@ def test_the_table() -> None:
     assert told[2].split()[3:12] == ["1.00", "0.50", "0.50", "2.00", "1.00", "2.50", "0.25", "-", "7.75"]
     assert "3.00" in told[-3] and "-" in told[-3].split() and told[-1].split()[0] == "median"
     assert list(lines([])) == []
+    vain = dataclasses.replace(row, stepped=False)
+    assert not [line for line in lines([row, vain]) if "median" in line], "of what led to a step"
 
 
 def test_the_report_and_its_json(tmp_path: pathlib.Path) -> None:
