@@ -283,22 +283,23 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         asyncio.run_coroutine_threadsafe(drain(), loop).result(2 * END_S)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(END_S)
-    _wait_for_the_client()
+    wait_for_threads(client_threads)
 
 
-def _wait_for_the_client() -> None:
-    """Until its threads have handed over, or let go of, what they had: all asleep, and none woke between two looks."""
+def wait_for_threads(look: Callable[[], list[list[str]]], looks_max: int = round(END_S / QUIET_S)) -> None:
+    """Until those of the client have handed over, or let go of, what they had: all asleep, and none woke between two
+    looks, each of which gives what the kernel says of every one."""
     before: list[list[str]] = []
-    for _ in range(round(END_S / QUIET_S)):
-        seen = _client_threads()
+    for _ in range(looks_max):
+        seen = look()
         if seen == before and not any("State:\tR (running)" in one for one in seen):
             return
         before = seen
         threading.Event().wait(QUIET_S)
 
 
-def _client_threads() -> list[list[str]]:
-    """Of each what the kernel says of it: its name, its state, how often it slept and was made to wait."""
+def client_threads() -> list[list[str]]:
+    """Of each of the client's what the kernel says: its name, its state, how often it slept and was made to wait."""
     found = []
     for task in sorted(os.listdir("/proc/self/task")):
         with suppress(OSError), open(f"/proc/self/task/{task}/status") as file:

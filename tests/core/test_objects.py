@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from packtrain.core import objects
 from packtrain.core.errors import (
     BadValue,
     NameAbsent,
@@ -20,6 +19,7 @@ from packtrain.core.errors import (
     StoreUnreachable,
 )
 from packtrain.core.fake import FakeDisk, FakePlatform, fail
+from packtrain.core.objects import client_threads, wait_for_threads
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.stores import Plan, Store, StoreConfig, open_store, secret_of
 from packtrain.core.units import NS
@@ -218,50 +218,32 @@ def test_a_secret_is_read_from_its_file() -> None:
         secret_of(platform, "file:/tmp/secret")
 
 
-def looked(*looks: list[list[str]]) -> tuple[Callable[[], list[list[str]]], list[int]]:
-    """Stands for what the kernel says of the client's threads, look by look; and how many looks were left each time."""
-    left = list(looks)
-    counts: list[int] = []
-
-    def look() -> list[list[str]]:
-        counts.append(len(left))
-        return left.pop(0) if len(left) > 1 else left[0]
-
-    return look, counts
-
-
 ASLEEP = ["7", "Name:\ttokio-rt-worker", "State:\tS (sleeping)", "voluntary_ctxt_switches:\t3"]
 WOKE = [*ASLEEP[:3], "voluntary_ctxt_switches:\t4"]
 RUNS = [*ASLEEP[:2], "State:\tR (running)", "voluntary_ctxt_switches:\t4"]
 
 
 @pytest.mark.parametrize(
-    ("looks", "needed"), [([[ASLEEP]], 2), ([[ASLEEP], [WOKE]], 3), ([[RUNS], [RUNS], [WOKE]], 4), ([[]], 1)]
+    ("looks", "needed"),
+    [([[ASLEEP]], 2), ([[ASLEEP], [WOKE]], 3), ([[RUNS], [RUNS], [WOKE]], 4), ([[]], 1), ([[RUNS]], 5)],
 )
-def test_the_end_waits_for_the_threads_of_the_client(
-    monkeypatch: pytest.MonkeyPatch, looks: list[list[list[str]]], needed: int
-) -> None:
-    """All asleep at two looks, and none woke in between: one that waits for the interpreter wakes every 5 ms."""
-    look, counts = looked(*looks)
-    monkeypatch.setattr(objects, "_client_threads", look)
-    objects._wait_for_the_client()
-    assert len(counts) == needed
+def test_the_end_waits_for_the_threads_of_the_client(looks: list[list[list[str]]], needed: int) -> None:
+    """All asleep at two looks, and none woke in between: one that waits for the interpreter wakes every 5 ms. For
+    threads that never rest a bounded number of looks."""
+    done: list[list[list[str]]] = []
 
+    def look() -> list[list[str]]:
+        done.append(looks[min(len(done), len(looks) - 1)])
+        return done[-1]
 
-def test_the_end_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For threads that never rest."""
-    look, counts = looked([RUNS])
-    monkeypatch.setattr(objects, "_client_threads", look)
-    monkeypatch.setattr(objects, "QUIET_S", 0.5)
-    monkeypatch.setattr(objects, "END_S", 1.5)
-    objects._wait_for_the_client()
-    assert len(counts) == 3
+    wait_for_threads(look, looks_max=5)
+    assert len(done) == needed
 
 
 def test_the_threads_of_the_client_are_found() -> None:
     """By the name that the kernel has of them; this thread is none of them."""
     store = open_store(LocalPlatform(), StoreConfig("memory://"))
     store.create("a/b", b"x")
-    found = objects._client_threads()
+    found = client_threads()
     assert found and all(len(one) == 5 for one in found)
     assert str(threading.get_native_id()) not in [task for task, *_ in found]

@@ -103,3 +103,78 @@ def test_an_agent_that_comes_as_its_predecessor_falls_silent_is_heard() -> None:
         one.look(ns, 0.0)
     node = one.state.nodes["n0"]
     assert (node.agent, node.here, node.silent_ns) == ("another", True, 0)
+
+
+EDGE = m.Edge(node="n0", agent="a", seq=1, ns=0, event=m.CarrierUp(attempt=0, address="h:1"))
+
+
+def acknowledged(one: Desk, ns: int) -> list[int]:
+    return [message.seq for _, message in one.due(ns) if isinstance(message, m.Acknowledge)]
+
+
+def test_an_edge_that_comes_again_is_acknowledged_again() -> None:
+    """At once: its acknowledgement was lost, and the agent says it until it has one. It is consumed once."""
+    one = desk(MemoryLog())
+    one.hear(NS, hello())
+    one.look(NS, 0.0)
+    one.due(NS)
+    for tenth in (20, 21, 22):
+        one.hear(tenth * NS // 10, EDGE)
+        one.look(tenth * NS // 10, 0.0)
+        assert acknowledged(one, tenth * NS // 10) == [1]
+    assert one.state.nodes["n0"].seq == 1
+
+
+def test_a_predecessor_is_heard_no_more() -> None:
+    """What an agent says whose node has another one now, on a connection that lives on: neither its edges count nor its
+    pulses, and the new one is silent where only the old one speaks."""
+    one = desk(MemoryLog())
+    for second, agent in ((1, "a"), (2, "another")):
+        one.hear(second * NS, msgspec.structs.replace(hello(), agent=agent))
+        one.look(second * NS, 0.0)
+    one.due(2 * NS)
+    one.hear(2 * NS + 1, EDGE)
+    for tenth in range(21, 100):
+        one.hear(tenth * NS // 10, m.Pulse(node="n0", agent="a", attempt=0, step=-1))
+        one.look(tenth * NS // 10, 0.0)
+        assert not any(acknowledged(one, tenth * NS // 10))
+    node = one.state.nodes["n0"]
+    assert (node.agent, node.seq) == ("another", 0) and node.silent_ns
+
+
+def test_steps_of_another_attempt_are_not_those_of_this_one() -> None:
+    """A pulse that was long under way."""
+    state = Play(nodes=1, supervise=CONFIG).state
+    running = msgspec.structs.replace(state, run=msgspec.structs.replace(state.run, attempt=2))
+    one = desk(MemoryLog(), running, term=2)
+    for attempt, steps in ((1, {}), (2, {"n0": 7}), (3, {"n0": 7}), (0, {"n0": 7})):
+        one.hear(NS, m.Pulse(node="n0", agent="a", attempt=attempt, step=5 + attempt))
+        assert one.steps == steps
+
+
+def test_what_nodes_say_at_once_is_decided_together() -> None:
+    """One look at everything for all of them; what persons ask for is decided by itself, one after the other."""
+    log = MemoryLog()
+    one = desk(log)
+    for node in ("n0", "n1", "n2"):
+        one.hear(NS, msgspec.structs.replace(hello(), node=node))
+    for op in ("pause", "resume"):
+        one.happened(Asked(ns=NS, op=op))
+    one.look(NS, 0.0)
+    events = [getattr(record, "event", None) for record in log.records]
+    kinds = "".join("." if event is None else type(event).__name__[0] for event in events)
+    assert "JJJ" in kinds and "A.A" in kinds.replace("..", "."), kinds
+
+
+def test_time_is_not_held_back_by_a_log_that_cannot_be_written() -> None:
+    """What only time leads to is decided at the time at which it can be written down."""
+    log = MemoryLog()
+    one = desk(log)
+    one.hear(NS, hello())
+    one.look(NS, 0.0)
+    ns = NS
+    while one.state.nodes["n0"].here:  # it is silent: in the end it is lost, by the clock alone
+        log.broken = one.state.nodes["n0"].silent_ns > 0 and ns < 100 * NS
+        ns += NS // 2
+        one.look(ns, 0.0)
+    assert ns >= 100 * NS and log.records[-1].ns >= 100 * NS

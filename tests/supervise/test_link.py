@@ -143,7 +143,7 @@ def test_a_node_cannot_speak_for_another(ends: Ends) -> None:
 @pytest.mark.parametrize("frames, cause", [
     ([b"\x01"], MALFORMED), ([b"\x01" + b"\xff" * 50], MALFORMED), ([b"\x01" + b"\x91" * 50_000], MALFORMED),
     ([b"\x01", b"\x01"], MALFORMED), ([b""], OTHER_VERSION), ([b"\x02" + pack(pulse("n1"))[1:]], OTHER_VERSION),
-    ([pack(Acknowledge(term=1, seq=1))], MALFORMED),
+    ([pack(Acknowledge(term=1, seq=1))], MALFORMED), ([pack(pulse("n1")), b"", b"more"], MALFORMED),
 ])
 def test_what_is_no_message_is_dropped_and_counted(ends: Ends, frames: list[bytes], cause: str) -> None:
     """Bytes, nesting, frames too many, another version, words of the other side: counted by cause, and no harm."""
