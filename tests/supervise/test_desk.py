@@ -76,6 +76,16 @@ def test_a_node_that_was_lost_before_is_heard_again() -> None:
     assert one.state.nodes["n0"].here and not one.state.nodes["n0"].silent_ns
 
 
+def test_a_node_that_fell_silent_before_is_heard_again() -> None:
+    """It is not lost yet, and the next coordinator knows from the log that it was silent."""
+    state = Play(nodes=1, supervise=CONFIG).state
+    silent = msgspec.structs.replace(state.nodes["n0"], silent_ns=1)
+    one = desk(MemoryLog(), msgspec.structs.replace(state, nodes={"n0": silent}), term=2)
+    one.hear(NS, m.Pulse(node="n0", agent="a", attempt=0, step=-1))
+    one.look(NS, 0.0)
+    assert one.state.nodes["n0"].here and not one.state.nodes["n0"].silent_ns
+
+
 def test_a_higher_term_is_noticed() -> None:
     """An agent that has seen a higher term says so in its Hello or its answer; one that has seen this or a lower one
     does not matter."""

@@ -38,6 +38,8 @@ def test_errands_that_hang_are_bounded() -> None:
         errands.start(0, 1.0, hung.wait, told.append)
     assert told == [None]
     errands.look(2 * NS)
+    errands.start(2 * NS, 1.0, hung.wait, told.append)
+    assert told == [None] * (OPEN_MAX + 2), "all were told of as late, and hang on"
     hung.set()
     for _ in range(500):
         errands.look(3 * NS)
