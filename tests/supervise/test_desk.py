@@ -150,6 +150,9 @@ def test_a_predecessor_is_heard_no_more() -> None:
         assert not any(acknowledged(one, tenth * NS // 10))
     node = one.state.nodes["n0"]
     assert (node.agent, node.seq) == ("another", 0) and node.silent_ns
+    one.hear(10 * NS, msgspec.structs.replace(EDGE, agent="another"))
+    one.look(10 * NS, 0.0)
+    assert one.state.nodes["n0"].seq == 1, "the first of its own"
 
 
 def test_steps_of_another_attempt_are_not_those_of_this_one() -> None:
