@@ -16,9 +16,9 @@ from packtrain.core.errors import CheckpointDamaged, CheckpointUnreadable
 from packtrain.core.platform import Platform
 
 CACHE_BYTES = 64 << 20
-AHEAD, READERS = 16, 3
-"""Blocks loaded before they are asked for, and by how many threads: enough that the disk goes on working while a tensor
-is placed."""
+AHEAD, AHEAD_BYTES, READERS = 16, 64 << 20, 3
+"""Blocks loaded before they are asked for, at most; no more once they have so many bytes; and by how many threads:
+enough that the disk goes on working while a tensor is placed."""
 
 Key = tuple[str, int]
 Block = tuple[PartTable, int]
@@ -28,14 +28,17 @@ Block = tuple[PartTable, int]
 class Blocks:
     """Verified blocks of one checkpoint's images, the most recently used ones kept."""
 
-    def __init__(self, platform: Platform, folder: str, bytes_max: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, platform: Platform, folder: str, bytes_max: int = CACHE_BYTES, ahead_bytes: int = AHEAD_BYTES
+    ) -> None:
         self._platform = platform
         self._folder = folder
-        self._bytes_max = bytes_max
+        self._bytes_max, self._ahead_bytes = bytes_max, ahead_bytes
         self._kept: OrderedDict[Key, bytes] = OrderedDict()
         self._bytes = 0
         self._wanted: Iterator[Block] = iter(())
         self._coming: dict[Key, Callable[[], bytes]] = {}
+        self._coming_bytes = 0
         self._crew: Crew
 
     @contextmanager
@@ -54,10 +57,15 @@ class Blocks:
                     with suppress(Exception):
                         wait()
                 self._coming.clear()
+                self._coming_bytes = 0
 
     def _load_ahead(self) -> None:
-        while len(self._coming) < AHEAD and (block := next(self._wanted, None)) is not None:
+        while len(self._coming) < AHEAD and self._coming_bytes < self._ahead_bytes:
+            block = next(self._wanted, None)
+            if block is None:
+                return
             self._coming[block[0].file, block[1]] = self._started(*block)
+            self._coming_bytes += block[0].block_bytes
 
     def _started(self, table: PartTable, index: int) -> Callable[[], bytes]:
         loaded: list[bytes] = []
@@ -82,6 +90,8 @@ class Blocks:
     def fresh(self, table: PartTable, index: int) -> bytes:
         """Not one that was kept: from the disk, in the last moment or a few blocks ahead."""
         coming = self._coming.pop((table.file, index), None)
+        if coming is not None:
+            self._coming_bytes -= table.block_bytes
         self._load_ahead()
         return self._load(table, index) if coming is None else coming()
 

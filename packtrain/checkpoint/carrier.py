@@ -46,7 +46,7 @@ from packtrain.checkpoint.neighbours import (
     require_ours,
 )
 from packtrain.checkpoint.open_save import OpenSave
-from packtrain.checkpoint.publish import Others, Save, carry
+from packtrain.checkpoint.publish import Others, Save, carry, overtaken
 from packtrain.checkpoint.purge import execute
 from packtrain.checkpoint.where import fall_back_home, require_outside
 from packtrain.core.errors import CommitUnknown, PacktrainError, PeerLost, SaveFailed
@@ -246,11 +246,19 @@ class Carrier:
         """The earliest whole save, when none is being written: steps are published in order."""
         if not self._publishes or any(save.running for save in self._saves.values()):
             return
+        self._fail_overtaken()
         whole = self._whole_saves()
         if whole:
             save = min(whole, key=lambda save: save.step)
             save.running = True
             self._in_thread(lambda: self._tried(save, self._carry), lambda result: self._on_carried(save, result))
+
+    def _fail_overtaken(self) -> None:
+        """What became whole after a later step of its attempt was published is not written any more."""
+        latest = self._latest
+        for save in self._whole_saves():
+            if latest is not None and latest.attempt == self._begin.attempt and save.step < latest.step:
+                self._fail(save, overtaken(save.step, latest.step, self._run_folder))
 
     def _whole_saves(self) -> list[OpenSave]:
         return [save for save in self._saves.values() if set(save.parts) == set(self._begin.writers)]

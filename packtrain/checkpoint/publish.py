@@ -149,24 +149,28 @@ def _published(platform: Platform, log: CommitLog, run_folder: str, save: Save, 
     except (CommitStale, SaveFailed) as error:
         if log.links_tried == links:
             discard_try(platform, f"{written.home}/checkpoints/{written.folder}")
-        last = _last_of_attempt(log, save.attempt) if isinstance(error, CommitStale) else None
-        if last is None or last.step < save.step:
-            raise
-        if last.step > save.step:
-            raise SaveFailed(
-                f"step {save.step} was not published: step {last.step} was, before all of it had come",
-                where=run_folder, fix="nothing: the later one holds more",
-            ) from error
-        return last
+        saves = _saves_of(log, save.attempt) if isinstance(error, CommitStale) else []
+        same = next((one for one in saves if one.step == save.step), None)
+        if same is not None:
+            return same
+        if saves and saves[0].step > save.step:
+            raise overtaken(save.step, saves[0].step, run_folder) from error
+        raise
 
 
-def _last_of_attempt(log: CommitLog, attempt: int) -> Commit | None:
-    """The newest record, where it is a save of this attempt."""
+def overtaken(step: int, later: int, run_folder: str) -> SaveFailed:
+    return SaveFailed(
+        f"step {step} was not published: step {later} was, before all of it had come", where=run_folder,
+        fix="nothing: the later one holds more",
+    )
+
+
+def _saves_of(log: CommitLog, attempt: int) -> list[Commit]:
+    """What this attempt published, the newest first; nothing where another record followed."""
     with suppress(CommitUnknown):
-        last = log.last()
-        if last is not None and (last.kind, last.attempt) == ("save", attempt):
-            return last
-    return None
+        own = itertools.takewhile(lambda one: (one.kind, one.attempt) == ("save", attempt), log.follow(log.head()))
+        return list(own)
+    return []
 
 
 def check_parts(save: Save) -> list[TensorSpec]:

@@ -17,16 +17,16 @@ REFUSES = {DISK_FULL: errno.ENOSPC, DISK_READ_ONLY: errno.EROFS}
 
 class SickPlatform(LocalPlatform):
     """`folder`: what lies on the disk. `order`: path of the file. While it is stalled whoever changes something waits;
-    what is full or read-only refuses. Used by several threads."""
+    what is read-only refuses, and so does what is full, but for what frees room. Used by several threads."""
 
     def __init__(self, folder: str, order: str) -> None:
         self._folder, self._path = os.path.join(folder, ""), order
 
-    def suffer(self, path: str) -> None:
-        """Before a change at `path`. Raises OSError."""
+    def suffer(self, path: str, frees: bool = False) -> None:
+        """Before a change at `path`, which `frees` room or may take some. Raises OSError."""
         order = OrderFile(self._path)  # of this call alone: calls come from many threads
         while path.startswith(self._folder) and self.boot_ns() < (fault := order.now()).until_ns:
-            if fault.fault in REFUSES:
+            if fault.fault in REFUSES and not (frees and fault.fault == DISK_FULL):
                 code = REFUSES[fault.fault]
                 raise OSError(code, os.strerror(code), path)
             if fault.fault != DISK_STALL:
@@ -60,6 +60,14 @@ class SickPlatform(LocalPlatform):
     def replace(self, source: str, target: str) -> None:
         self.suffer(target)
         super().replace(source, target)
+
+    def unlink(self, path: str) -> None:
+        self.suffer(path, frees=True)
+        super().unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        self.suffer(path, frees=True)
+        super().rmdir(path)
 
     def fsync_dir(self, path: str) -> None:
         self.suffer(path)

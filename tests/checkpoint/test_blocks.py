@@ -66,6 +66,20 @@ def test_reading_ahead_stays_a_few_blocks_ahead():
     assert block_reads(platform, checkpoint._tables[0]) <= AHEAD + 2
 
 
+def test_large_blocks_are_read_ahead_within_a_bound():
+    """No more than some bytes wait to be asked for, however large the blocks of a file are; each that is taken makes
+    room for one."""
+    platform, checkpoint, _ = ahead_of(8)
+    table = checkpoint._tables[0]
+    blocks = Blocks(platform, checkpoint.folder, ahead_bytes=2 * fmt.BLOCK_BYTES)
+    before = block_reads(platform, table)
+    with blocks.ahead((table, index) for index in range(8)):
+        assert block_reads(platform, table) == before + 2
+        for index in range(8):
+            blocks.fresh(table, index)
+            assert block_reads(platform, table) == before + min(index + 3, 8)
+
+
 def test_all_blocks_of_a_large_box_are_read_ahead():
     """A tensor in one box is announced whole."""
     platform, checkpoint, _ = ahead_of(4)

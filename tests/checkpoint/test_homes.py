@@ -182,11 +182,26 @@ def test_a_save_published_before_is_not_published_twice() -> None:
     again = carry(other, make_run(other), RUN, save, Gate())
     assert again == first and platform.listdir(f"{RUN}/checkpoints") == [first.folder]
     carry(platform, log, RUN, save_of(platform, 1, 6), Gate())
-    with pytest.raises(SaveFailed, match="step 5 was not published: step 6 was"):
-        carry(other, make_run(other), RUN, save, Gate())
+    assert carry(other, make_run(other), RUN, save, Gate()) == first, "published, if not the last"
+    with pytest.raises(SaveFailed, match="step 4 was not published: step 6 was"):
+        carry(other, make_run(other), RUN, save_of(platform, 1, 4), Gate())
     log.begin(None, (WRITER,), "a")
     with pytest.raises(CommitStale, match="attempt 2 began"):
         carry(other, make_run(other), RUN, save, Gate())
+
+
+def test_a_save_that_was_overtaken_is_not_written(rig):
+    """A step that becomes whole after a later one was published fails at once: the disk is not touched."""
+    saver = rig.saver()
+    saver.save(20, small_state(1, 20), {})
+    assert one(saver.wait_all(LONG_S)).commit
+    late = rig.saver()
+    rig.platform.hangs_in = "create"
+    rig.platform.gate.clear()
+    late.save(10, small_state(1, 10), {})
+    error = one(late.wait_all(LONG_S)).error
+    rig.platform.gate.set()
+    assert "step 10 was not published: step 20 was" in error["what"]
 
 
 @pytest.mark.parametrize("op", ["create", "read", "fsync_dir"])

@@ -169,12 +169,18 @@ CHANGES: dict[str, Callable[[SickPlatform, str], object]] = {
     "replace": lambda disk, at: disk.replace(f"{at}/old", f"{at}/moved"),
     "fsync_dir": lambda disk, at: disk.fsync_dir(f"{at}/sub"),
 }
+FREES: dict[str, Callable[[SickPlatform, str], object]] = {
+    "unlink": lambda disk, at: disk.unlink(f"{at}/gone"),
+    "rmdir": lambda disk, at: disk.rmdir(f"{at}/empty"),
+}
 
 
 @pytest.fixture
 def disk(tmp_path: pathlib.Path) -> SickPlatform:
     for name in ("run", "run/sub", "other", "other/sub"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "empty").mkdir()
+        (tmp_path / name / "gone").write_bytes(b"")
         (tmp_path / name / "old").write_bytes(b"old")
     return SickPlatform(str(tmp_path / "run"), str(tmp_path / "faults"))
 
@@ -194,6 +200,19 @@ def test_a_disk_that_refuses(
     assert (disk.free_bytes(str(tmp_path / "run" / "sub")) == 0) == (fault == "disk-full")
     give(tmp_path / "faults", Fault(2, fault, 1))
     CHANGES[change](disk, str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("change", FREES)
+def test_what_frees_room_is_done_on_a_full_disk(tmp_path: pathlib.Path, disk: SickPlatform, change: str) -> None:
+    """As the kernel does it; where nothing may be changed it is refused."""
+    give(tmp_path / "faults", Fault(1, "disk-read-only", FOREVER_NS))
+    with pytest.raises(OSError) as refused:
+        FREES[change](disk, str(tmp_path / "run"))
+    assert refused.value.errno == errno.EROFS
+    give(tmp_path / "faults", Fault(2, "disk-full", FOREVER_NS))
+    before = disk.listdir(str(tmp_path / "run"))
+    FREES[change](disk, str(tmp_path / "run"))
+    assert len(disk.listdir(str(tmp_path / "run"))) == len(before) - 1
 
 
 def test_files_that_are_open_fail_too(tmp_path: pathlib.Path, disk: SickPlatform) -> None:
