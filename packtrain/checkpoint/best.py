@@ -136,10 +136,8 @@ def _begun_from(commits: Iterable[Commit]) -> Mapping[int, list[int]]:
 
 
 def _figure(stores: Mapping[str, Evaluation], config: CheckpointConfig) -> Figure | None:
-    """Over all of the text, or that of the store that counts; None where no token of it was read."""
-    read = [
-        one for store, one in sorted(stores.items()) if one.tokens > 0 and config.keep_best_on in ("", store)
-    ]
+    """Over all of the text, or that of the store that counts; None where that was not read."""
+    read = [one for store, one in sorted(stores.items()) if config.keep_best_on in ("", store)]
     if not read:
         return None
     kind = tuple((one.store, one.tokens) for one in read)

@@ -19,7 +19,7 @@ from packtrain.checkpoint.retention import Survey, Tombstone, kept_folders, line
 from packtrain.core.errors import Contradiction
 from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.journal import Journal
-from packtrain.core.records import EvalDone, RecordsLost, TrainerStarted
+from packtrain.core.records import EvalDone, Record, RecordsLost, TrainerStarted
 from tests.checkpoint.histories import logs, saved, surveys
 from tests.checkpoint.worlds import RUN, WRITER, make_run, publish_small
 
@@ -297,8 +297,8 @@ def test_evaluations_are_followed():
 
 
 def test_a_journal_with_a_hole_is_not_whole():
-    """A damaged line, a file that is gone, records told to be lost: that attempt is not whole, though what is read of
-    it counts, and another attempt is."""
+    """A damaged line, a file that is gone, records told to be lost, an evaluation that cannot be read: that attempt is
+    not whole, though what is read of it counts, and another attempt is."""
 
     def damaged(platform: FakePlatform, file: str) -> None:
         data = platform.disk.find_file(file).data
@@ -314,12 +314,19 @@ def test_a_journal_with_a_hole_is_not_whole():
         harm(platform, file)
         judged = Judging(platform, RUN, TWO).look()
         assert judged.whole == {2} and found(judged) == [*left, (2, 10, 1.0)]
-    platform = FakePlatform(FakeDisk(), "a")
-    journal = Journal(platform, f"{RUN}/journal", "trainer")
-    for record in (started(1), done(10, 3.0), RecordsLost(count=2, error="full")):
-        journal.write(record, durable=True)
-    judged = Judging(platform, RUN, TWO).look()
-    assert judged.whole == frozenset() and found(judged) == [(1, 10, 3.0)]
+    for last in (RecordsLost(count=2, error="full"), Newer(step="20")):
+        platform = FakePlatform(FakeDisk(), "a")
+        journal = Journal(platform, f"{RUN}/journal", "trainer")
+        for record in (started(1), done(10, 3.0), last):
+            journal.write(record, durable=True)
+        judged = Judging(platform, RUN, TWO).look()
+        assert judged.whole == frozenset() and found(judged) == [(1, 10, 3.0)]
+
+
+class Newer(Record, tag="eval"):
+    """An evaluation as no version so far writes it."""
+
+    step: str
 
 
 def test_a_disk_that_refused_is_asked_again():
