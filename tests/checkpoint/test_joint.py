@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from packtrain.checkpoint.clients import Offer
 from packtrain.checkpoint.format import PartEntry
-from packtrain.checkpoint.joint import Joint, Order, Report, Trial, again_s, begun, heard, missing, offered, order
+from packtrain.checkpoint.joint import (
+    OVER_MAX,
+    Joint,
+    Order,
+    Report,
+    Trial,
+    again_s,
+    begun,
+    heard,
+    missing,
+    offered,
+    order,
+)
 from packtrain.checkpoint.neighbours import Ends
 from packtrain.checkpoint.open_save import OpenSave
 
@@ -194,5 +206,6 @@ def test_an_end_is_told_to_who_took_part():
     ends.remember(save, end)
     assert ends.known(report()) == ends.known(report("n2")) == end
     assert ends.known(report(round="another")) is None
-    ends.remember(OpenSave(8, 0, 0), end)
-    assert ends.known(report("n2")) == end
+    for step in range(8, 9 + OVER_MAX):
+        ends.remember(OpenSave(step, 0, 0), end)
+    assert ends.known(report("n2")) == end, "those that nobody elsewhere took part in take no place"
