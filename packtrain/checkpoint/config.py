@@ -102,6 +102,13 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     keep_last: int = 3
     keep_every_steps: int = 0
     """Also keep every published step divisible by this; 0: none."""
+    keep_best: int = 0
+    """Also keep so many saves that were best by `keep_best_by`; 0: none. Each evaluation in the loop is then followed
+    by a save."""
+    keep_best_by: Literal["loss", "bits_per_byte"] = "loss"
+    """Of the held-out text, lower is better: nats a token, or bits a byte."""
+    keep_best_on: str = ""
+    """The held-out store that counts, as `data.held_out` names it; empty: the text of all of them together."""
     grace_s: float = 3600.0
     """From tombstone to purge."""
     debris_s: float = 86_400.0
@@ -119,7 +126,9 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 "at least one checkpoint is kept", where="checkpoint.keep_last", fix="set it to 1 or more"
             )
         every_s = 0.0 if self.every_s == "auto" else self.every_s
-        steps = (self.every_steps, self.keep_every_steps, self.memory_every_steps, self.peer_memory)
+        steps = (
+            self.every_steps, self.keep_every_steps, self.memory_every_steps, self.peer_memory, self.keep_best,
+        )
         times_s = (every_s, self.grace_s, self.debris_s, self.peer_bytes_per_s_max)
         if min(steps) < 0 or not all(0 <= time_s < math.inf for time_s in times_s):
             raise Contradiction(
@@ -134,6 +143,11 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise Contradiction(
                 f"of copies every {self.memory_every_steps} steps none is sent every {self.peer_memory}",
                 where="checkpoint.peer_memory", fix="make it a multiple of checkpoint.memory_every_steps, or 0",
+            )
+        if self.keep_best_on and not self.keep_best:
+            raise Contradiction(
+                "a store is named by which the best saves are told, and none is kept for that",
+                where="checkpoint.keep_best_on", fix="say how many: checkpoint.keep_best=3; or leave it out",
             )
         self._check_fallback()
         self._check_mirrors()

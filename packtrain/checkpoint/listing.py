@@ -7,7 +7,7 @@ import msgspec
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.format import parse_folder
-from packtrain.checkpoint.retention import Survey, left_out, lineage_of
+from packtrain.checkpoint.retention import Reason, Survey, left_out, lineage_of, reasons
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,11 +34,13 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """This folder is a copy, and that one was not brought."""
     mirrors: tuple[str, ...] = ()
     """That it was brought to, as this run remembers it."""
+    kept: tuple[Reason, ...] = ()
+    """Why retention keeps it; (): it does not."""
 
     def words(self) -> str:
-        """How it stands, for people who know the purge time from elsewhere."""
+        """How it stands, for people who know the purge time from elsewhere. To be one of the last needs no word."""
         said = [
-            "restored next" if self.next else "", "pinned" if self.pinned else "",
+            "restored next" if self.next else "", *(reason.words for reason in self.kept if reason.why != "last"),
             "uncommitted" if not self.commit else "rolled back" if not self.lineage else "",
             "" if self.present else "purged" if self.purged else "not copied" if self.left else "GONE",
             f"on {', '.join(self.mirrors)}" if self.mirrors else "",
@@ -48,10 +50,12 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 def listing(survey: Survey, config: CheckpointConfig, restored: Commit | None) -> list[Listed]:
     """By step and attempt. `restored`: what the next attempt begins from (`asked.next_restored`)."""
-    lineage = {commit.number for commit in lineage_of(survey.commits)}
+    lineage, kept = {commit.number for commit in lineage_of(survey.commits)}, reasons(survey, config)
     saves = {commit.folder: commit for commit in survey.commits if commit.kind == "save"}
     found = [
-        _listed(folder, saves.get(folder), survey, config, lineage, restored)
+        msgspec.structs.replace(
+            _listed(folder, saves.get(folder), survey, config, lineage, restored), kept=tuple(kept.get(folder, ()))
+        )
         for folder in dict.fromkeys([*saves, *survey.ages_s])
     ]
     return sorted(found, key=lambda one: (one.step, one.attempt, one.folder))

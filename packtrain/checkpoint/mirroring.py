@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
 from packtrain.checkpoint.courier import command, lost, mirror_failed, warning
+from packtrain.checkpoint.judged import Judging
 from packtrain.checkpoint.mirrors import RETRY_S_MIN, State, due_in_s, others, read_state, retry_s
 from packtrain.checkpoint.reader import missing, survey
 from packtrain.checkpoint.retention import lineage_of, owed
@@ -71,6 +72,7 @@ class Mirroring:
         self._platform, self._run_folder, self._attempt, self._config = platform, run_folder, attempt, config
         self._mirrors = others(config.mirrors, run_folder)
         self._log = CommitLog(platform, f"{run_folder}/commits")
+        self._judging = Judging(platform, run_folder, config)
         self._couriers: dict[str, _Courier] = {}
         self._saves, self._lost = dict[int, Commit](), dict[int, Commit]()
         self._tries: dict[str, _Tries] = {}
@@ -151,7 +153,7 @@ class Mirroring:
         self._unseen = True
         with suppress(PacktrainError, OSError):
             self._point = self._log.restore_point()
-            found = survey(self._platform, self._run_folder)
+            found = survey(self._platform, self._run_folder, self._judging.look)
             self._saves = {commit.number: commit for commit in lineage_of(found.commits) if commit.kind == "save"}
             gone = [commit for commit in owed(found, self._config) if self._is_gone(commit)]
             for number in self._lost.keys() - {commit.number for commit in gone}:

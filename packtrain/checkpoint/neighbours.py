@@ -180,17 +180,15 @@ class Ends:
     """How the latest saves ended, for the carriers that took part and have not heard it."""
 
     def __init__(self) -> None:
-        self._ends: deque[tuple[int, frozenset[str], Order]] = deque(maxlen=OVER_MAX)
+        self._ends: deque[tuple[frozenset[str], Order]] = deque(maxlen=OVER_MAX)
 
     def remember(self, save: OpenSave, end: Order) -> None:
         if save.joint.rounds:
-            self._ends.append((save.step, save.joint.rounds, end))
+            self._ends.append((save.joint.rounds, end))
 
     def known(self, report: Report) -> Order | None:
-        """None: it goes on, or never was, or this is a later save of the same step."""
-        return next(
-            (end for step, rounds, end in self._ends if step == report.step and report.round in rounds), None
-        )
+        """None: it goes on, or never was, or this is a later save of the same step: each save has rounds of its own."""
+        return next((end for rounds, end in self._ends if report.round in rounds), None)
 
 
 class FarParts(Others):

@@ -18,6 +18,7 @@ import numpy as np
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint import recall
 from packtrain.checkpoint.asked import pins
+from packtrain.checkpoint.best import Judged
 from packtrain.checkpoint.blocks import Block, Blocks, as_damaged, as_unreadable, read_stored
 from packtrain.checkpoint.commits import RECORD_BYTES_MAX, Commit, CommitLog, parse_record
 from packtrain.checkpoint.format import Box, Manifest, PartEntry, PartTable, PlacedBox, TensorSpec
@@ -273,8 +274,11 @@ def is_going(platform: Platform, run_folder: str, commit: Commit) -> bool:
     return False
 
 
-def survey(platform: Platform, run_folder: str) -> Survey:
-    """What retention decides from: log, folders with their ages, tombstones, pins. The one place that lists folders."""
+def survey(platform: Platform, run_folder: str, judge: Callable[[], Judged] = Judged) -> Survey:
+    """What retention decides from: log, folders with their ages, tombstones, pins. The one place that lists folders.
+
+    `judge` looks into the journal (judged.py), after the log was read: so it knows of the evaluations of all saves.
+    """
     now_s = platform.wall_s()
     ages: dict[str, float] = {}
     for name, path in _entries(platform, f"{run_folder}/checkpoints"):
@@ -291,7 +295,7 @@ def survey(platform: Platform, run_folder: str) -> Survey:
         commits=tuple(commits), tombstones=_tombstones(platform, run_folder), ages_s=ages, now_s=now_s,
         pinned=frozenset(pins(platform, run_folder)),
         copied=copied_numbers(platform, run_folder, commits),
-        mirrored=holders(noted_states(platform, run_folder)),
+        mirrored=holders(noted_states(platform, run_folder)), judged=judge(),
     )
 
 

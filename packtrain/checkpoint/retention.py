@@ -1,8 +1,9 @@
 """Which checkpoints are kept: a pure plan from the log, the folders and the tombstones. Nothing here touches a disk.
 
 A folder goes in two steps: a tombstone first, and a purge only `grace_s` later. Never planned for either: what restore
-would read now, the `keep_last` saves of the lineage (at least one), each `keep_every_steps`-th, and what is pinned.
-A person may mark what is kept for its number alone (`asked`); the floor, which is the last ones and the pinned, not.
+would read now, the `keep_last` saves of the lineage (at least one), each `keep_every_steps`-th, the `keep_best` of the
+lineage (best.py), and what is pinned. A person may mark what is kept for its number or for being good (`asked`): then
+the next best takes its place. The floor, which is the last ones and the pinned, nobody may mark.
 A tombstoned folder that is kept again (a rollback leads to it, say) loses its tombstone and with it the time
 already served. In a place of copies, and in one that was promoted, saves that never came there count for nothing.
 Uncommitted folders count as debris when a later attempt has begun and `debris_s` have passed.
@@ -10,11 +11,13 @@ Uncommitted folders count as debris when a later attempt has begun and `debris_s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
+from packtrain.checkpoint.best import Judged, best, unknown
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.format import parse_folder
@@ -48,6 +51,15 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of the records whose checkpoints were brought here; (): this folder is no copy."""
     mirrored: Mapping[int, tuple[str, ...]] = {}
     """Number of a record -> names of the mirrors that its checkpoint was brought to."""
+    judged: Judged = Judged()
+    """What is known of how good they are. Empty: nothing is."""
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """unknown: it may be one of the best."""
+
+    why: Literal["last", "pinned", "every", "best", "unknown"]
+    words: str
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -66,16 +78,14 @@ def plan(survey: Survey, config: CheckpointConfig) -> list[Action]:
     """
     if not survey.commits:
         return []
-    floor = floor_folders(survey, config)
-    kept = floor | kept_folders(survey, config)
+    kept = kept_folders(survey, config)
     published = {commit.folder for commit in survey.commits if commit.kind == "save"}
     attempt = survey.commits[-1].attempt
     actions: list[Action] = []
     for folder in sorted(survey.ages_s):
         stone = survey.tombstones.get(folder)
         reason = _reason(folder, published, attempt, survey.ages_s[folder], config)
-        dropped = stone is not None and stone.asked and folder not in floor
-        if (folder in kept and not dropped) or reason is None:
+        if folder in kept or reason is None:
             if stone is not None:
                 actions.append(Action("lift", folder, "kept again"))
         elif stone is None:
@@ -86,22 +96,44 @@ def plan(survey: Survey, config: CheckpointConfig) -> list[Action]:
 
 
 def kept_folders(survey: Survey, config: CheckpointConfig) -> set[str]:
-    """Published folders that stay; the first of them is what restore would read now."""
+    return set(reasons(survey, config))
+
+
+def reasons(survey: Survey, config: CheckpointConfig) -> dict[str, list[Reason]]:
+    """Folder that stays -> why. The last ones and the pinned stay even if a person marked them."""
     lineage = _lineage_here(survey)
-    kept = {commit.folder for commit in lineage[: config.keep_last]}
-    if config.keep_every_steps:
-        kept |= {commit.folder for commit in lineage if commit.step % config.keep_every_steps == 0}
-    return kept
+    free = [commit for commit in lineage if _may_be_kept(survey, commit.folder)]
+    found: defaultdict[str, list[Reason]] = defaultdict(list)
+    for commit in lineage[: config.keep_last]:
+        found[commit.folder].append(Reason("last", f"one of the last {config.keep_last}"))
+    for folder in survey.pinned:
+        found[folder].append(Reason("pinned", "pinned"))
+    for commit in free if config.keep_every_steps else ():
+        if commit.step % config.keep_every_steps == 0:
+            found[commit.folder].append(Reason("every", f"every {config.keep_every_steps} steps"))
+    for commit, reason in _as_best(survey, config, free):
+        found[commit.folder].append(reason)
+    return dict(found)
 
 
-def floor_folders(survey: Survey, config: CheckpointConfig) -> set[str]:
-    """What nobody may mark: the last saves of the lineage, and what is pinned."""
-    return {commit.folder for commit in _lineage_here(survey)[: config.keep_last]} | set(survey.pinned)
+def _may_be_kept(survey: Survey, folder: str) -> bool:
+    """For its number, or for being good: it is not purged, and no person marked it."""
+    stone = survey.tombstones.get(folder)
+    return stone is None or (folder in survey.ages_s and not stone.asked)
+
+
+def _as_best(survey: Survey, config: CheckpointConfig, saves: list[Commit]) -> Iterator[tuple[Commit, Reason]]:
+    ranks = best(saves, survey.commits, survey.judged, config)
+    yield from ((save, Reason("best", rank.words())) for save in saves for rank in ranks.get(save.number, ()))
+    here = [commit for commit in saves if commit.folder in survey.ages_s]
+    for save in unknown(here, survey.commits, survey.judged, config):
+        words = f"perhaps one of the best: the journal of attempt {save.attempt} is not whole"
+        yield save, Reason("unknown", words)
 
 
 def owed(survey: Survey, config: CheckpointConfig) -> list[Commit]:
     """Published saves that must be there, latest first: kept, never marked, and not left out where this is a copy."""
-    kept = floor_folders(survey, config) | kept_folders(survey, config)
+    kept = kept_folders(survey, config)
     return [
         commit for commit in reversed(survey.commits)
         if commit.kind == "save" and commit.folder in kept and commit.folder not in survey.tombstones

@@ -20,8 +20,8 @@ WORKERS = (
 )
 """What workers read when an attempt begins; a key, or how keys begin."""
 LAUNCHED = (
-    "supervise.", "checkpoint.keep_last", "checkpoint.keep_every_steps", "checkpoint.grace_s", "checkpoint.debris_s",
-    "checkpoint.peer_bytes_per_s_max", "checkpoint.fallback", "checkpoint.mirrors",
+    "supervise.", "checkpoint.keep_", "checkpoint.grace_s", "checkpoint.debris_s", "checkpoint.peer_bytes_per_s_max",
+    "checkpoint.fallback", "checkpoint.mirrors",
 )
 """What coordinator, agents and carriers are started with."""
 WHY_NOT = {
@@ -62,6 +62,7 @@ def set_(
     platform, folder = LocalPlatform(), folders.find_run(run)
     current = spec.read(newest_spec(platform, folder))
     changed = spec.overridden(current, values)
+    spec.check_judged(changed)
     lines = difference(current, changed)
     if not lines:
         typer.echo("nothing changes: that is so already")

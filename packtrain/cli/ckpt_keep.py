@@ -49,14 +49,13 @@ def tombstone(
     """
     from packtrain.checkpoint.asked import wished
     from packtrain.checkpoint.purge import execute
-    from packtrain.checkpoint.reader import survey
-    from packtrain.checkpoint.retention import Action, why_kept
+    from packtrain.checkpoint.retention import Action, reasons, why_kept
     from packtrain.cli.published import log_of
-    from packtrain.cli.retained import config_of
+    from packtrain.cli.retained import surveyed
     from packtrain.core.errors import CheckpointKept, error_named
 
     platform, folder, commit = _found(run, step)
-    config, seen = config_of(platform, folder), survey(platform, folder)
+    seen, config = surveyed(platform, folder)
     why = why_kept(seen, config, commit.folder)
     if commit == wished(platform, folder, log_of(platform, folder)):
         why = "the next attempt was asked to begin from it"
@@ -65,13 +64,14 @@ def tombstone(
             f"step {commit.step} stays: {why}", where=f"{folder}/checkpoints/{commit.folder}",
             fix="packtrain ckpt ls shows what else there is; unpin it, or let the run save more",
         )
-    named = f"step {commit.step} of {run} (attempt {commit.attempt}, {commit.folder})"
+    kept = [f", {reason.words}" for reason in reasons(seen, config).get(commit.folder, ())]
+    named = f"step {commit.step} of {run} (attempt {commit.attempt}, {commit.folder}{''.join(kept)})"
     _confirmed(f"purge {named} {_when(seen, config, commit.folder)}?", yes)
     action = Action("tombstone", commit.folder, "a person asked for it", asked=True)
     for done in execute(platform, folder, seen.commits[-1].attempt, [action], config.grace_s):
         if done.error is not None:
             raise error_named(**done.error)
-    when = _when(survey(platform, folder), config, commit.folder)
+    when = _when(*surveyed(platform, folder), commit.folder)
     typer.echo(f"tombstoned: step {commit.step} of {run} may be purged {when}; `ckpt pin` takes that back")
 
 

@@ -10,8 +10,11 @@ import typer
 from packtrain.cli.options import Json, MaybeSave, Run
 
 if TYPE_CHECKING:
+    from packtrain.checkpoint.commits import Commit
     from packtrain.checkpoint.listing import Listed
     from packtrain.checkpoint.reader import Checkpoint
+    from packtrain.checkpoint.retention import Reason
+    from packtrain.core.platform import Platform
 
 COLUMNS = ("step", "attempt", "commit", "size", "age", "state")
 TENSOR_COLUMNS = ("tensor", "dtype", "shape", "dims", "size")
@@ -24,20 +27,20 @@ def ls(
 ) -> None:
     """List the saves of RUN, on the lineage and off it, and what is left of saves never published.
 
-    Says which is restored next, pinned, rolled back, tombstoned and for how long, uncommitted, or gone.
+    Says which is restored next, pinned, one of the best, rolled back, tombstoned and for how long, uncommitted, or
+    gone.
     """
     from packtrain.checkpoint.asked import next_restored
     from packtrain.checkpoint.listing import listing
-    from packtrain.checkpoint.reader import survey
     from packtrain.checkpoint.where import folder_named
     from packtrain.cli import folders, published
-    from packtrain.cli.retained import config_of
+    from packtrain.cli.retained import surveyed
     from packtrain.core.platform import LocalPlatform
 
     platform, folder = LocalPlatform(), folders.find_run(run)
     log = published.log_of(platform, folder)
     restored = next_restored(platform, folder, log)
-    rows = listing(survey(platform, folder), config_of(platform, folder), restored)
+    rows = listing(*surveyed(platform, folder), restored)
     shown = [row for row in rows if all_ or not (row.purged or row.left)]
     sizes = {row.folder: bytes_in(platform, folder_named(platform, folder, row.folder)) for row in shown if row.present}
     if json:
@@ -64,13 +67,17 @@ def show(
     commit = published.named(platform, folder, step)
     checkpoint = open_checkpoint(platform, folder, commit)
     mirrors = holders(noted_states(platform, folder)).get(commit.number, ())
+    kept = _kept(platform, folder, commit)
     if json:
         print_json({
             "commit": commit, "folder": checkpoint.folder, "manifest": checkpoint.manifest, "mirrors": mirrors,
+            "kept": kept,
         })
         return
     where = f"; on mirrors {', '.join(mirrors)}" if mirrors else ""
     typer.echo(f"step {commit.step}, attempt {commit.attempt}, commit {commit.number}{where}")
+    if kept is not None:
+        typer.echo(f"  kept: {', '.join(reason.words for reason in kept) or 'no, retention lets it go'}")
     for line in (*_about(checkpoint), *(_tensors(checkpoint) if tensors else ())):
         typer.echo(line)
 
@@ -133,6 +140,18 @@ def _row(row: Listed, sizes: dict[str, int]) -> tuple[str, ...]:
 
 
 # --- show --------------------------------------------------------------------------------------------
+
+
+def _kept(platform: Platform, folder: str, commit: Commit) -> list[Reason] | None:
+    """Why it stays; None: no spec that can be read here says what is kept."""
+    from packtrain.checkpoint.retention import reasons
+    from packtrain.cli.retained import surveyed
+    from packtrain.core.errors import PacktrainError
+
+    try:
+        return reasons(*surveyed(platform, folder)).get(commit.folder, [])
+    except (PacktrainError, OSError):
+        return None
 
 
 def _about(checkpoint: Checkpoint) -> list[str]:

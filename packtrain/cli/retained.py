@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.retention import Survey
 from packtrain.core.errors import RunUnusable
 from packtrain.core.holder import hold
 from packtrain.core.platform import Platform
@@ -18,6 +19,15 @@ def config_of(platform: Platform, folder: str) -> CheckpointConfig:
     from packtrain.train.sections import newest_spec
 
     return spec.read(newest_spec(platform, folder)).checkpoint
+
+
+def surveyed(platform: Platform, folder: str) -> tuple[Survey, CheckpointConfig]:
+    """What a plan of retention would be made from just now: the same as whoever has something deleted sees."""
+    from packtrain.checkpoint.judged import Judging
+    from packtrain.checkpoint.reader import survey
+
+    config = config_of(platform, folder)
+    return survey(platform, folder, Judging(platform, folder, config).look), config
 
 
 def purge_words(left_s: float) -> str:

@@ -111,6 +111,7 @@ def check_data(spec: RunSpec) -> None:
             fix="packtrain data build PATH... --out DIR, then add --data DIR",
         )
     _check_distinct(spec.data.held_out)
+    check_judged(spec)
     made_with: dict[str, str] = {}
     for folder in store_folders(spec.data):
         if not os.path.isfile(f"{folder}/{CARD}"):
@@ -136,6 +137,25 @@ def _check_distinct(held_out: Sequence[str]) -> None:
         if os.path.realpath(folder) in map(os.path.realpath, held_out[:n]):
             where = f"data.held_out.{n}: {folder}"
             raise Contradiction("a held-out store is given twice", where=where, fix="name it once")
+
+
+def check_judged(spec: RunSpec) -> None:
+    """Raises Contradiction where the best saves are to be kept and nothing tells which they are."""
+    wanted, held_out = spec.checkpoint, spec.data.held_out
+    if not wanted.keep_best:
+        return
+    if not held_out or not spec.train.eval_every_steps:
+        raise Contradiction(
+            f"the best {wanted.keep_best} saves are to be kept, and "
+            f"{'nothing is evaluated in the loop' if held_out else 'there is no held-out store to judge them by'}",
+            where="checkpoint.keep_best",
+            fix="set train.eval_every_steps" if held_out else "set data.held_out, or checkpoint.keep_best=0",
+        )
+    if wanted.keep_best_on and wanted.keep_best_on not in held_out:
+        raise Contradiction(
+            f"{wanted.keep_best_on!r} is none of the held-out stores", where="checkpoint.keep_best_on",
+            fix=f"name it as data.held_out does: {', '.join(held_out)}; or leave it out for all of them",
+        )
 
 
 def store_folders(data: DataConfig) -> list[str]:

@@ -109,6 +109,12 @@ class Reading:
     damage: list[Damage]
 
 
+def writer_of(file: str) -> str:
+    """The writer incarnation that a segment is of, `<role><rank>-<node>-<boot>-<n>`; empty: it is no segment."""
+    match = _NAME.fullmatch(file)
+    return match["writer"] if match else ""
+
+
 def short_boot(boot_id: str) -> str:
     """First 8 hex digits of a boot id: enough to tell the boots of one node apart."""
     return boot_id.replace("-", "")[:8]

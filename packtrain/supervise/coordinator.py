@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from packtrain.checkpoint.commits import Commit, CommitLog
+from packtrain.checkpoint.judged import Judging
 from packtrain.checkpoint.reader import survey
 from packtrain.checkpoint.retention import plan
 from packtrain.core.errors import EXIT_DONE, CommitUnknown, PacktrainError, RunHeld, RunUnusable, TermLost
@@ -157,6 +158,7 @@ class Coordinator:
         self._beginnings = Beginnings(platform, job, self._log, self._term)
         self._waits, self._hosts = Waits(platform, job, self._log), Hosts(platform, job.run_folder)
         self._papers = Papers(platform, job.run_folder)
+        self._judging = Judging(platform, job.run_folder, job.checkpoint)
         self._past = Facts()
         """What is known of attempts, nothing else: how often they failed."""
         self._published = -1
@@ -295,7 +297,7 @@ class Coordinator:
     def _plan(self) -> dict[str, Any]:
         """What the carrier that publishes is to be asked for; empty: nothing. Plans here, deletes nowhere."""
         folder, config = self._job.run_folder, self._job.checkpoint
-        actions = plan(survey(self._platform, folder), config)
+        actions = plan(survey(self._platform, folder, self._judging.look), config)
         id = CommitLog(self._platform, f"{folder}/commits").head()
         return {"op": "retain", "id": id, "actions": actions, "grace_s": config.grace_s} if actions else {}
 

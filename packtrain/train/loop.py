@@ -174,7 +174,8 @@ class Loop:
         """
         step, spec = self.index, self.parts.spec
         evaluate = _divides(spec.train.eval_every_steps, step)
-        save = _divides(spec.checkpoint.every_steps, step) and step >= self.held_until
+        judged = evaluate and spec.checkpoint.keep_best > 0  # the figure is of this very state
+        save = (judged or _divides(spec.checkpoint.every_steps, step)) and step >= self.held_until
         remember = _divides(spec.checkpoint.memory_every_steps, step)
         if step >= self.end or not (evaluate or save or remember):
             return
@@ -394,8 +395,8 @@ class Loop:
                 records.append(sums.record(self.index, store, final))
             records += parts.sampler.records(self.state.params, prompts, self.index, final)
         if parts.speaks:
-            for record in records:
-                parts.journal.write(record)
+            for record in records:  # on disk before a save of this step is: retention decides from it
+                parts.journal.write(record, durable=record is records[-1])
 
     @contextmanager
     def _aside(self, phase: str) -> Iterator[None]:

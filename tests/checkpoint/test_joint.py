@@ -9,7 +9,21 @@ from hypothesis import strategies as st
 
 from packtrain.checkpoint.clients import Offer
 from packtrain.checkpoint.format import PartEntry
-from packtrain.checkpoint.joint import Joint, Report, Trial, again_s, begun, heard, missing, offered, order
+from packtrain.checkpoint.joint import (
+    OVER_MAX,
+    Joint,
+    Order,
+    Report,
+    Trial,
+    again_s,
+    begun,
+    heard,
+    missing,
+    offered,
+    order,
+)
+from packtrain.checkpoint.neighbours import Ends
+from packtrain.checkpoint.open_save import OpenSave
 
 NODES = {"n1": ("r2", "r3"), "n2": ("r4",)}
 SUM = "0" * 64
@@ -182,3 +196,16 @@ def test_only_what_was_written_in_this_try_counts(happened):
         assert set(joint.entries) <= true
         if not joint.obstacle:
             assert set(joint.entries) == true
+
+
+def test_an_end_is_told_to_who_took_part():
+    """Of a save each carrier that reported it hears how it ended; a later save of the same step, and a stranger, do
+    not."""
+    ends, end = Ends(), Order(do="over", error={"name": "x"})
+    save = OpenSave(7, 0, 0, joint=all_offered())
+    ends.remember(save, end)
+    assert ends.known(report()) == ends.known(report("n2")) == end
+    assert ends.known(report(round="another")) is None
+    for step in range(8, 9 + OVER_MAX):
+        ends.remember(OpenSave(step, 0, 0), end)
+    assert ends.known(report("n2")) == end, "those that nobody elsewhere took part in take no place"

@@ -8,6 +8,7 @@ import math
 import signal
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import pairwise
 
 import msgspec
@@ -27,12 +28,14 @@ from packtrain.checkpoint.reader import missing, survey
 from packtrain.checkpoint.retention import Action, owed, plan
 from packtrain.core.errors import CheckpointDamaged, NameAbsent, PurgeRefused, TransferDamaged
 from packtrain.core.fake import FakeDisk, FakePlatform, FakeProcess, Fault, crash, fail, power_cut
-from packtrain.core.records import BroughtBack, ErrorSeen, MirrorDone, Record
+from packtrain.core.journal import Journal
+from packtrain.core.records import BroughtBack, ErrorSeen, EvalDone, MirrorDone, Record
 from packtrain.core.stores import Folder
 from packtrain.core.transfer import TransferConfig
 from packtrain.core.units import NS
 from tests.checkpoint.mirrored import BOTH, FAR, NEAR, World, run_errand
 from tests.checkpoint.worlds import RUN, judge, must_load
+from tests.supervise.noted import begun
 
 ONE = TransferConfig(threads=1)
 
@@ -381,6 +384,19 @@ def test_pinned_ones_are_owed() -> None:
     world.look()
     assert "back:2" in world.errands()
     must_load(world.platform, RUN, world.commits[0])
+
+
+def test_the_best_ones_are_owed() -> None:
+    """One that is kept for its held-out figure alone comes back; one that is not kept does not."""
+    world = World(CheckpointConfig(keep_last=1, keep_best=1, mirrors=(NEAR,)), saves=3)
+    with closing(Journal(world.platform, f"{RUN}/journal", "trainer")) as journal:
+        journal.write(begun(1)[1])
+        for step, loss in ((10, 2.0), (20, 1.0), (30, 3.0)):
+            journal.write(EvalDone(step=step, store="s", loss=loss, bits_per_byte=loss, tokens=1), durable=True)
+    for commit in world.commits[:2]:
+        world.rm(commit)
+    world.look()
+    assert [one for one in world.errands() if one.startswith("back")] == ["back:3"]
 
 
 def test_where_no_mirror_has_it() -> None:

@@ -49,7 +49,9 @@ def test_a_coordinator_is_told(run: pathlib.Path, tmp_path: pathlib.Path, capsys
         assert there.asked == [{"op": "set", "spec": 2}]
 
 
-@pytest.mark.parametrize("value", ["checkpoint.every_s=-1", "supervise.beat_overdue_s=1", "guard.polcy=stop", "guard"])
+@pytest.mark.parametrize("value", [
+    "checkpoint.every_s=-1", "supervise.beat_overdue_s=1", "guard.polcy=stop", "guard", "checkpoint.keep_best=2",
+])
 def test_nonsense_is_refused_as_ever(run: pathlib.Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
     """Contradictions, keys that do not exist, and what is no KEY=VALUE: one message, and no spec."""
     code, _, errors = said(capsys, "set", "it", value)

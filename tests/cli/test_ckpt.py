@@ -9,18 +9,21 @@ import pytest
 
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
+from packtrain.checkpoint.retention import plan
 from packtrain.cli import ckpt_verify, launch, spec
 from packtrain.cli.published import present, run_and_word
+from packtrain.cli.retained import surveyed
 from packtrain.core.errors import UsageError
 from packtrain.core.fake import FakeDisk, FakePlatform
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
-from packtrain.core.records import TrainingDone
+from packtrain.core.records import EvalDone, TrainingDone
 from packtrain.recipes.spec import RunSpec
 from packtrain.train.sections import newest_spec
 from tests.checkpoint import foreign
 from tests.checkpoint.worlds import RUN, WRITER, make_run, publish_small
 from tests.cli.home import call, said, script
+from tests.supervise.noted import begun
 
 IMAGE = "part-r00000.safetensors"
 SPEC = "recipe = 'first-light'\n[checkpoint]\nkeep_last = 2\ngrace_s = 3600.0\n"
@@ -67,6 +70,62 @@ def test_ls_tells_how_each_save_stands(run: pathlib.Path, capsys: pytest.Capture
     assert [one["step"] for one in told if one["next"]] == [40]
     size = sum(path.stat().st_size for path in (run / "checkpoints" / told[0]["folder"]).iterdir())
     assert told[0]["bytes"] == size and told[0]["lineage"] and not told[2]["lineage"]
+
+
+def evaluated(run: pathlib.Path, attempt: int, losses: dict[int, float]) -> None:
+    """By rank 0 of that attempt, in the run's journal."""
+    journal = Journal(LocalPlatform(), f"{run}/journal", "trainer", 0)
+    journal.write(begun(attempt)[1])
+    for step, loss in losses.items():
+        journal.write(EvalDone(step=step, store="s", loss=loss, bits_per_byte=loss / 2, tokens=32_768), durable=True)
+    journal.close()
+
+
+def test_it_is_told_why_a_save_is_kept(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`ls` and `show` name the best by the figures in the journal, those that may be, by number, and the pinned; and
+    `tombstone` asks with the same words. What they say is kept a plan keeps, and nothing else."""
+    (run / "spec" / "0001.toml").write_text(SPEC + "keep_best = 1\nkeep_every_steps = 40\n")
+    evaluated(run, 1, {10: 2.5, 20: 2.31, 30: 0.1})
+    assert said(capsys, "ckpt", "pin", "mine", "commit:4")[0] == 0
+
+    def words() -> list[str]:
+        rows = [line.split() for line in said(capsys, "ckpt", "ls", "mine")[1].splitlines()[1:]]
+        return [" ".join(row[6:]) for row in rows]
+
+    best = "best 1 of 1 by held-out loss 2.3100 (32,768 tokens)"
+    perhaps = "perhaps one of the best: the journal of attempt 2 is not whole"
+    assert words() == [
+        "", best, "pinned, rolled back", perhaps, "rolled back", f"restored next, every 40 steps, {perhaps}",
+    ]
+    evaluated(run, 2, {40: 2.0})
+    now = "best 1 of 1 by held-out loss 2.0000 (32,768 tokens)"
+    assert words() == ["", "", "pinned, rolled back", "", "rolled back", f"restored next, every 40 steps, {now}"]
+    told = json.loads(said(capsys, "ckpt", "ls", "mine", "--json")[1])
+    assert [one["why"] for one in told[5]["kept"]] == ["last", "every", "best"] and told[0]["kept"] == []
+    assert f"  kept: one of the last 2, every 40 steps, {now}\n" in said(capsys, "ckpt", "show", "mine")[1]
+    assert "  kept: no, retention lets it go\n" in said(capsys, "ckpt", "show", "mine", "10")[1]
+    assert json.loads(said(capsys, "ckpt", "show", "mine", "30", "--json")[1])["kept"][0]["why"] == "last"
+    platform = LocalPlatform()
+    going = {action.folder for action in plan(*surveyed(platform, str(run)))}
+    assert going == {one["folder"] for one in told if not one["kept"]}
+
+
+def test_one_of_the_best_may_be_marked(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a person: then the next best takes its place, also in what `ls` says."""
+    (run / "spec" / "0001.toml").write_text(SPEC + "keep_best = 1\n")
+    evaluated(run, 1, {10: 2.5, 20: 2.31})
+    evaluated(run, 2, {30: 9.0})
+    assert said(capsys, "ckpt", "tombstone", "mine", "20", "--yes")[0] == 0
+    lines = said(capsys, "ckpt", "ls", "mine")[1].splitlines()
+    assert "best 1 of 1 by held-out loss 2.5000" in lines[1] and lines[2].endswith("  tombstoned, purged in 1h00m")
+
+
+def test_show_needs_no_spec(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where none says what is kept nothing is said about it."""
+    (run / "spec" / "0001.toml").write_text("kind = \"program\"\n")
+    code, out, _ = said(capsys, "ckpt", "show", "mine", "10")
+    assert code == 0 and "kept" not in out
+    assert json.loads(said(capsys, "ckpt", "show", "mine", "10", "--json")[1])["kept"] is None
 
 
 def test_ls_tells_of_debris_and_of_what_was_taken(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

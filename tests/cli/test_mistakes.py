@@ -28,6 +28,8 @@ MISTAKES = {
     "bad value": (["train", "first-light", "--set", "model.layers=many"], 78, "model.layers"),
     "no value": (["train", "first-light", "--set", "model.layers"], 2, "--set model.layers=12"),
     "contradiction": (["train", "first-light", "--set", "model.kv_heads=3"], 78, "model.kv_heads"),
+    "metric": (["train", "first-light", "--set", "checkpoint.keep_best_by=accuracy"], 78, "bits_per_byte"),
+    "fewer than none": (["train", "first-light", "--set", "checkpoint.keep_best=-1"], 78, "cannot be negative"),
     "recipe by --set": (["train", "first-light", "--set", "recipe=x"], 2, "recipe"),
     "mesh axis": (["train", "first-light", "--set", "train.mesh.expret=2"], 78, "expert"),
     "--mesh without a size": (["shape", "rung:10m", "--mesh", "fsdp"], 78, "--mesh fsdp=8"),
@@ -188,6 +190,21 @@ def test_base_only_is_enough_for_the_rest(tmp_path: pathlib.Path, arguments: lis
     """runs, doctor and report work in a base-only environment."""
     done = script(BASE_ONLY.format(arguments=arguments), tmp_path)
     assert done.returncode in (0, 78) and "missing_extra" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("options", "hint"), [
+    ({"train__eval_every_steps": "0"}, "set train.eval_every_steps"),
+    ({"data__held_out": "[]"}, "there is no held-out store to judge them by"),
+    ({"checkpoint__keep_best_on": "other"}, "name it as data.held_out does"),
+])
+def test_best_of_what_is_asked_at_once(
+    options: dict[str, str], hint: str, home: pathlib.Path, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the best are to be kept and nothing tells which they are, no run begins."""
+    code, _, errors = said(
+        capsys, "train", "first-light", "--data", store, *sets(checkpoint__keep_best="3", **options)
+    )
+    assert code == 78 and hint in errors and errors.startswith("[") and not (home / "runs").exists()
 
 
 def test_a_spec_that_differs_is_refused(home: pathlib.Path, store: str, capsys: pytest.CaptureFixture[str]) -> None:

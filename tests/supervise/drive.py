@@ -46,7 +46,8 @@ def main(run_folder: str, options: dict) -> int:
         worker=(sys.executable, f"{HERE}/toy_worker.py"),
         carrier=(sys.executable, "-m", "packtrain.checkpoint.carrier"), version="test", env=env,
         checkpoint=CheckpointConfig(
-            keep_last=options.pop("keep_last", 3), grace_s=options.pop("purge_grace_s", 3600.0),
+            keep_last=options.pop("keep_last", 3), keep_best=options.pop("keep_best", 0),
+            grace_s=options.pop("purge_grace_s", 3600.0),
             mirrors=tuple(Mirror(**mirror) for mirror in options.pop("mirrors", [])),
             memory_every_steps=options.pop("memory_every_steps", 1), fallback=tuple(options.pop("fallback", ())),
         ),

@@ -66,6 +66,26 @@ def test_a_run_is_healed_stopped_and_goes_on(folder: pathlib.Path) -> None:
     assert purged and not left & purged and restore_point(folder).folder in left and len(left) >= 2
 
 
+def test_the_best_saves_stay_over_restarts(folder: pathlib.Path) -> None:
+    """Those with the lowest held-out losses outlive a crash, a newer and worse one, and the end of the run; a better
+    one that comes when the run is made longer frees the worse of them."""
+    losses = {"10": 5.0, "20": 1.0, "30": float("nan"), "40": 2.0, "50": 3.0, "70": 1.5, "80": 9.0}
+    toy = {"steps": 60, "save_every": 10, "wait": True, "losses": losses, "fail": {"1": [25, "crash"]}}
+    options = {"keep_last": 1, "keep_best": 2, "purge_grace_s": 0}
+    assert drive(folder, toy, **options) == (0, "")
+    assert steps_kept(folder) == [20, 40, 60]
+    assert [began.restore_step for began in records(folder, AttemptBegan)] == [-1, 20]
+    assert drive(folder, toy | {"steps": 90}, **options) == (0, "")
+    assert steps_kept(folder) == [20, 70, 90] and saved_state(folder) == expected(90)
+
+
+def steps_kept(folder: pathlib.Path) -> list[int]:
+    """Of the checkpoints that are there and have no tombstone: the last plan may be carried out by a later carrier."""
+    marked = {path.stem for path in (folder / "tombstones").iterdir()}
+    names = {path.name for path in (folder / "checkpoints").iterdir()} - marked
+    return sorted(int(name[5:13]) for name in names)
+
+
 def test_a_killed_watcher_leaves_the_run_alone(folder: pathlib.Path) -> None:
     """kill -9 of the command disturbs nothing: the same command finds the run alive and watches it, and where its
     display breaks that is said and disturbs nothing either."""

@@ -1,7 +1,8 @@
 """A worker with no framework in it: counts, saves through the real carrier, obeys, and fails the way it is told to.
 
 `TOY` in the environment is JSON: steps, save_every, wait (until each save is published), remember (copy each step into
-memory), step_s, deadline_s, and under `fail` per attempt number what happens at which step:
+memory), step_s, deadline_s, losses (step -> what it is said to be on held-out text), and under `fail` per attempt
+number what happens at which step:
 {"2": [7, "kill"]}. How: "kill" (SIGKILL itself), "stop" (SIGSTOP: silent), "crash" (traceback), "deaf" (obeys nothing),
 "child" (leaves a child behind and exits 1), "flip" (damages what it holds in memory, then SIGKILL), "back" (asks for a
 rollback), or an exit code.
@@ -29,7 +30,8 @@ from packtrain.core.contract import Word
 from packtrain.core.errors import CheckpointDamaged, GuardRollback, SaveFailed, SlotDamaged, WrongModel
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
-from packtrain.core.records import ErrorSeen, PhaseTotals, SaveDone, StepDone
+from packtrain.core.records import ErrorSeen, EvalDone, PhaseTotals, SaveDone, StepDone
+from tests.supervise.noted import begun
 
 SPEC = TensorSpec("state", "int64", (2,), ("pair",))
 TOY = json.loads(os.environ.get("TOY", "{}"))
@@ -77,6 +79,8 @@ class Toy:
         if not contract.wait_for_go(self.place, self.control, {"step": str(self.state[0])}):
             return self.leave(contract.EXIT_AGAIN)
         self.beats.enter("step", int(self.state[0]))
+        if TOY.get("losses"):
+            self.journal.write(begun(self.place.attempt)[1])
         if not contract.wait_for_go(self.place, self.control, {"step": str(self.state[0])}):
             return contract.EXIT_AGAIN
         while self.state[0] < TOY.get("steps", 10):
@@ -94,9 +98,16 @@ class Toy:
                 return self.leave(contract.EXIT_AGAIN)
             if TOY.get("remember"):
                 self.saver.remember(int(self.state[0]), *self.image())
+            self.evaluate()
             if self.state[0] % TOY.get("save_every", 1 << 30) == 0:
                 self.save_surely() if TOY.get("wait") else self.save()
         return self.leave(contract.EXIT_DONE)
+
+    def evaluate(self) -> None:
+        loss = TOY.get("losses", {}).get(str(self.state[0]))
+        if loss is not None:
+            done = EvalDone(step=int(self.state[0]), store="held_out", loss=loss, bits_per_byte=loss, tokens=100)
+            self.journal.write(done, durable=True)
 
     def save(self) -> None:
         self.saver.save(int(self.state[0]), *self.image())
