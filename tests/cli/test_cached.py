@@ -12,6 +12,7 @@ from packtrain.cli.cached import COLD, cached_findings
 from packtrain.cli.checkup import FAIL, OK, WARN, Finding
 from packtrain.core.config import encode
 from packtrain.core.platform import LocalPlatform
+from packtrain.core.units import MIB
 from packtrain.recipes.spec import RunSpec
 from packtrain.train import cached
 from packtrain.train.cached import Note
@@ -36,7 +37,7 @@ class Kept:
     def note(self, nodes: int, program: str, **other: Any) -> None:
         code, jax = other.pop("code", cached.code_hash(HERE)), other.pop("jax", importlib.metadata.version("jax"))
         world = cached.world_of(load(HERE, str(self.run)), nodes, 2 * nodes, code, jax)
-        fields = {"platform": "gpu", "processor": cached.processor_mark(HERE), "made_s": HERE.wall_s(), "bytes": 1024**2}
+        fields = {"platform": "gpu", "processor": cached.processor_mark(HERE), "made_s": HERE.wall_s(), "bytes": MIB}
         cached.write(HERE, str(self.folder), Note(world=world, program=program, **fields | other))
         if program:
             (self.folder / f"{program}{cached.PROGRAM}").touch()
