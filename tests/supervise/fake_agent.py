@@ -71,6 +71,7 @@ class FakeProcesses(Processes):
     def __init__(self) -> None:
         self.strays: list[Marked] = []
         self.killed: list[int] = []
+        self.marks: dict[int, str] = {}
 
     def adopt_orphans(self) -> None: ...
 
@@ -94,6 +95,9 @@ class FakeProcesses(Processes):
 
     def marked(self, run: str, node: str) -> list[Marked]:
         return list(self.strays)
+
+    def mark(self, pid: int) -> str:
+        return self.marks.get(pid, "")
 
 
 class Node:
