@@ -4,14 +4,14 @@ and when a node's devices were not free as its agent began. Pure.
 
 from __future__ import annotations
 
-from packtrain.core.records import NodeCordoned, NodeSuspected
+from packtrain.core.records import NodeSuspected
 from packtrain.monitor.devices import HELD
 from packtrain.monitor.kernel import LEAVE, LOST
 from packtrain.supervise.asked import stop_for_change
 from packtrain.supervise.ending import ACTIVE, end
 from packtrain.supervise.events import Write
 from packtrain.supervise.messages import HardwareSeen
-from packtrain.supervise.remedies import may_cordon
+from packtrain.supervise.remedies import cordon, may_cordon
 from packtrain.supervise.state import Trouble, Turn
 
 
@@ -28,14 +28,12 @@ def failing(turn: Turn, name: str, seen: HardwareSeen) -> None:
     if seen.verdict in (LOST, LEAVE) and not turn.nodes[name].cordoned:
         told = "it is cordoned" if may_cordon(turn) else "it may not be cordoned: it goes on"
         if told == "it is cordoned":
-            _cordon(turn, name, seen.verdict, reason)
+            _leave(turn, name, seen.verdict, reason)
     turn.own(Write(record=NodeSuspected(node=name, reason=f"{reason}: {seen.text}", in_row=1, done=told)))
 
 
-def _cordon(turn: Turn, name: str, verdict: str, reason: str) -> None:
-    turn.set(cordons=(*turn.run.cordons, turn.wall_s))
-    turn.node(name, cordoned=reason)
-    turn.own(Write(record=NodeCordoned(node=name, by=reason)))
+def _leave(turn: Turn, name: str, verdict: str, reason: str) -> None:
+    cordon(turn, name, reason)
     works = turn.nodes[name].slot >= 0 and turn.nodes[name].attempt == turn.run.attempt
     if works and verdict == LEAVE:
         stop_for_change(turn, "replace", f"node {name}: {reason}")
