@@ -233,8 +233,8 @@ class Agent:
             phase=attempt.phase if attempt is not None else "",
         )
         for message in self.side.due(ns, hello, pulse):
-            if not self._breaker.cut(ns):
-                self._link.send(message)
+            if not self._breaker.cut(ns) and not self._link.send(message):
+                self.side.unsent(message)
 
     # --- actions ---
 

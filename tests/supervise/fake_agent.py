@@ -38,11 +38,16 @@ class FakeLink:
         self.calls: list[Address] = []
         self.sent: list[FromAgent] = []
         self.inbox: list[FromCoordinator] = []
+        self.refuses = 0
+        """So many messages more find a connection that is still being made."""
 
     def call(self, address: Address) -> None:
         self.calls.append(address)
 
     def send(self, message: FromAgent) -> bool:
+        if self.refuses:
+            self.refuses -= 1
+            return False
         self.sent.append(message)
         return True
 
