@@ -81,7 +81,15 @@ def test_the_death_of_an_agent_is_the_death_of_all_it_started(base: pathlib.Path
 
 
 def worker_and_child(one: Scene) -> tuple[int, int]:
-    by_name = {psutil.Process(found.pid).name(): found.pid for found in one.alive()}
+    """Once both are seen: what has just become another program has no environment for a moment."""
+    by_name = dict[str, int]()
+
+    def seen() -> bool:
+        by_name.clear()
+        by_name.update({psutil.Process(found.pid).name(): found.pid for found in one.alive()})
+        return "sleep" in by_name
+
+    one.until(seen, "what it started")
     sleep = by_name.pop("sleep")
     (mine,) = by_name.values()
     return mine, sleep
