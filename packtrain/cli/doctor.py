@@ -14,18 +14,21 @@ def doctor(
         str, typer.Option("--store", metavar="URL", help="Look at a folder or bucket instead; writes small objects.")
     ] = "",
     run: Annotated[
-        str, typer.Option("--run", metavar="RUN", help="Look at limits and mirrors of a run; writes small objects.")
+        str, typer.Option("--run", metavar="RUN", help="Look at a run: limits, worlds, mirrors; writes small objects.")
     ] = "",
     endpoint: Endpoint = "", region: Region = "", key_id: KeyId = "", secret: Secret = "",
 ) -> int:
     """Look at this machine, a store or a run, say what to fix.
 
     Python, cores, memory, disk, shared memory, hard links, extras, devices; of a store, what it really keeps of what
-    it promises; of a run, its limits in time, its mirrors, what they have, and the same. Exit 78 when something must
-    be fixed.
+    it promises; of a run, its limits in time, which of its worlds are compiled, its mirrors, what they have, and the
+    same. Exit 78 when something must be fixed.
     """
+    import os
+
     from packtrain.cli import folders
-    from packtrain.cli.checkup import FAIL, checkup, mirror_findings, store_findings
+    from packtrain.cli.cached import cached_findings
+    from packtrain.cli.checkup import FAIL, checkup, devices, mirror_findings, store_findings
     from packtrain.cli.limits import limit_findings
     from packtrain.cli.places import place
     from packtrain.core.platform import LocalPlatform
@@ -33,7 +36,8 @@ def doctor(
     platform = LocalPlatform()
     if run:
         folder = folders.find_run(run)
-        findings = [*limit_findings(platform, folder), *mirror_findings(platform, folder)]
+        compiled = cached_findings(platform, folder, os.environ, lambda: devices(platform))
+        findings = [*limit_findings(platform, folder), *compiled, *mirror_findings(platform, folder)]
     elif store:
         findings = store_findings(platform, place(platform, store, endpoint, region, key_id, secret))
     else:

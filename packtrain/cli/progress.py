@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from packtrain.cli.screens import Paper, Screen
 from packtrain.core.contract import Beat
 from packtrain.core.journal import Entry
 from packtrain.core.records import AttemptBegan, ProfileDone, SaveDone, StepDone
@@ -25,8 +26,6 @@ from packtrain.monitor.report import profile
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PLAIN_LINE_NS = 10 * NS
-DRAW_NS = NS // 4
 SPARK_FROM_WIDTH = 100
 """Columns a terminal needs before the curve of the loss has room."""
 RECENT_STEPS = 20
@@ -152,10 +151,9 @@ def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
 
 
 class _Fed(ABC):
-    """What both displays are fed with. One that cannot be written to any more is silent, and the run goes on."""
+    """What both displays are fed with."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    progress: Progress
 
     def entries(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -170,23 +168,15 @@ class _Fed(ABC):
         self.progress.beat = beat
 
 
-class Plain(_Fed):
-    """For logs and pipes: a line every ten seconds and one for each thing said."""
+class Plain(Paper, _Fed):
+    """A line every ten seconds and one for each thing said."""
 
     def __init__(self, progress: Progress, out: Any = None) -> None:
-        super().__init__(progress)
-        self._out = out or sys.stdout
-        self._line_ns = 0
-
-    def say(self, text: str) -> None:
-        try:
-            print(text, file=self._out, flush=True)
-        except OSError:
-            return
+        super().__init__(out)
+        self.progress = progress
 
     def tick(self, now_ns: int) -> None:
-        if now_ns - self._line_ns >= PLAIN_LINE_NS:
-            self._line_ns = now_ns
+        if self.due(now_ns):
             self.say(self.line(now_ns))
 
     def line(self, now_ns: int) -> str:
@@ -195,34 +185,16 @@ class Plain(_Fed):
         return " | ".join(part for part in parts if part)
 
 
-class Live(_Fed):
-    """For a terminal: a bar and two lines, redrawn in place; what is said scrolls above them."""
+class Live(Screen, _Fed):
+    """A bar and two lines."""
 
     def __init__(self, progress: Progress) -> None:
-        from rich.console import Console
-        from rich.live import Live as RichLive
-
-        super().__init__(progress)
-        self._console = Console(highlight=False)
-        self.rich = RichLive(console=self._console, auto_refresh=False)
-        self._now_ns = 0
-
-    def say(self, text: str) -> None:
-        try:
-            self._console.print(text, markup=False)
-        except OSError:
-            return
+        super().__init__()
+        self.progress = progress
 
     def tick(self, now_ns: int) -> None:
-        if now_ns - self._now_ns >= DRAW_NS:
-            self._now_ns = now_ns
-            self._draw()
-
-    def _draw(self) -> None:
-        try:
-            self.rich.update(self.picture(self._now_ns, self._console.width), refresh=True)
-        except OSError:
-            return
+        if self.due(now_ns):
+            self.draw(self.picture(now_ns, self._console.width))
 
     def picture(self, now_ns: int, width: int) -> RenderableType:
         from rich.console import Group

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from packtrain.cli.progress import DRAW_NS, PLAIN_LINE_NS, Progress
+from packtrain.cli.progress import Progress
+from packtrain.cli.screens import Paper, Screen
 from packtrain.core.journal import Entry
 from packtrain.core.units import NS, duration_text
 from packtrain.monitor.incidents import FAULTS, WORLD, Incident, Incidents
@@ -125,25 +126,18 @@ def _row(step: str, one: Incident, now_ns: int) -> Row:
     )
 
 
-class Plain:
-    """For logs and pipes: a line every ten seconds, and one for each thing that happens to a blow."""
+class Plain(Paper):
+    """A line every ten seconds, and one for each thing that happens to a blow."""
 
     def __init__(self, storm: Storm, out: Any = None) -> None:
-        self._storm, self._out = storm, out or sys.stdout
-        self._line_ns = 0
+        super().__init__(out)
+        self._storm = storm
         self._said: set[str] = set()
-
-    def say(self, text: str) -> None:
-        try:
-            print(text, file=self._out, flush=True)
-        except OSError:
-            return
 
     def tick(self, run: Run, now_ns: int) -> None:
         for row in self._storm.rows(now_ns):
             self._news(row)
-        if now_ns - self._line_ns >= PLAIN_LINE_NS:
-            self._line_ns = now_ns
+        if self.due(now_ns):
             progress = run.progress
             self.say(f"{progress.name}: step {progress.step}/{progress.steps}, {run.doing(now_ns)}")
 
@@ -163,31 +157,14 @@ class Plain:
             self.say(text)
 
 
-class Live:
-    """For a terminal: a picture that is redrawn in place; what is said scrolls above it."""
-
+class Live(Screen):
     def __init__(self, storm: Storm) -> None:
-        from rich.console import Console
-        from rich.live import Live as RichLive
-
+        super().__init__()
         self._storm = storm
-        self._console = Console(highlight=False)
-        self.rich = RichLive(console=self._console, auto_refresh=False)
-        self._now_ns = 0
-
-    def say(self, text: str) -> None:
-        try:
-            self._console.print(text, markup=False)
-        except OSError:
-            return
 
     def tick(self, run: Run, now_ns: int) -> None:
-        if run.ended_ns or now_ns - self._now_ns >= DRAW_NS:
-            self._now_ns = now_ns
-            try:
-                self.rich.update(picture(self._storm, now_ns), refresh=True)
-            except OSError:
-                return
+        if self.due(now_ns, now=run.ended_ns > 0):
+            self.draw(picture(self._storm, now_ns))
 
 
 def picture(storm: Storm, now_ns: int) -> RenderableType:

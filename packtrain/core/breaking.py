@@ -6,14 +6,12 @@ Standard library only, for any program beside contract.py:
     faults = Faults(place.faults)
     ...each step:  faults.step()
 
-The order is one line of JSON whose last field is the crc32c of what stands before `,"crc":`. Ids only grow; each is
-begun once, by the process that finds it while it is new.
+The order is a checked line (wire.py). Ids only grow; each is begun once, by the process that finds it while it is new.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
 import time
@@ -21,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
-from .wire import INT64_MAX, crc32c, is_count, json_object
+from .wire import INT64_MAX, checked_line, checked_object, is_count
 
 FAULT_BYTES_MAX = 4096
 NAN, SLOW, HANG, OOM = "nan", "slow", "hang", "oom"
@@ -45,15 +43,13 @@ NO_FAULT = Fault(0, "")
 
 def fault_bytes(fault: Fault) -> bytes:
     """What the file holds."""
-    body = json.dumps(fault._asdict(), separators=(",", ":"))[:-1].encode()
-    return b'%s,"crc":%d}\n' % (body, crc32c(body))
+    return checked_line(fault._asdict())
 
 
 def parse_fault(data: bytes) -> Fault | None:
     """The order in a file, or None when anything about it is damaged."""
-    body, separator, _ = data.rpartition(b',"crc":')
-    fields = json_object(data, FAULT_BYTES_MAX)
-    if fields is None or not separator or fields.get("crc") != crc32c(body):
+    fields = checked_object(data, FAULT_BYTES_MAX)
+    if fields is None:
         return None
     numbers = is_count(fields.get("id"), INT64_MAX) and is_count(fields.get("until_ns"), INT64_MAX)
     factor, name = fields.get("factor"), fields.get("fault")

@@ -52,6 +52,19 @@ def json_object(data: bytes, bytes_max: int) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def checked_line(fields: dict[str, Any]) -> bytes:
+    """What an order file holds: one line of JSON whose last field is the crc32c of what stands before `,"crc":`."""
+    body = json.dumps(fields, separators=(",", ":"))[:-1].encode()
+    return b'%s,"crc":%d}\n' % (body, crc32c(body))
+
+
+def checked_object(data: bytes, bytes_max: int) -> dict[str, Any] | None:
+    """The object in such a line, or None when anything about it is damaged."""
+    body, separator, _ = data.rpartition(b',"crc":')
+    fields = json_object(data, bytes_max)
+    return fields if fields is not None and separator and fields.get("crc") == crc32c(body) else None
+
+
 def is_count(value: object, most: int) -> bool:
     """Whether `value` is an int (no bool) from 0 to `most`."""
     return type(value) is int and 0 <= value <= most

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
-from .wire import INT32_MAX, crc32c, is_count, json_object
+from .wire import INT32_MAX, checked_line, checked_object, is_count, json_object
 
 ORDER_LAG = 2
 """The highest order id in the output of step k is obeyed by every rank after step k + ORDER_LAG."""
@@ -60,18 +60,15 @@ GO_ID = 1
 
 
 def order_bytes(order: Order) -> bytes:
-    """What the control file holds: one line of JSON whose last field is the crc32c of what stands before `,"crc":`."""
+    """What the control file holds."""
     assert all(0 <= value <= INT32_MAX for value in order), order
-    fields = {"id": order.id, "word": order.word.name.lower(), "a": order.a, "b": order.b}
-    body = json.dumps(fields, separators=(",", ":"))[:-1].encode()
-    return b'%s,"crc":%d}\n' % (body, crc32c(body))
+    return checked_line({"id": order.id, "word": order.word.name.lower(), "a": order.a, "b": order.b})
 
 
 def parse_order(data: bytes) -> Order | None:
     """The order in a control file, or None when anything about it is damaged."""
-    body, separator, _ = data.rpartition(b',"crc":')
-    fields = json_object(data, ORDER_BYTES_MAX)
-    if fields is None or not separator or fields.get("crc") != crc32c(body):
+    fields = checked_object(data, ORDER_BYTES_MAX)
+    if fields is None:
         return None
     numbers = [fields.get(key) for key in ("id", "a", "b")]
     word = _WORDS.get(str(fields.get("word")))

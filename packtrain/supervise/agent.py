@@ -6,9 +6,10 @@ In:   actions of the coordinator (messages.py), beats of the workers, exits.    
       beats stay here, no bulk passes through, and the run's disk is touched only by threads that may hang (errands.py).
       Exit codes: 0 told to leave, or nobody needs it any more; 75 the node goes away (SIGTERM); 78 unusable.
 
-Its death is the death of all that it started (core/shim.py), so an agent that begins runs nothing; what another
-incarnation's children left behind it ends before it says Hello. A coordinator that is gone changes nothing for the
-workers. Runs in the main thread: signals arrive there, and children die with the thread that started them.
+Its death is the death of all that it started (core/shim.py), so an agent that begins runs nothing; before it says Hello
+it ends what another incarnation's children left behind, and waits until their device memory is free. A coordinator that
+is gone changes nothing for the workers. Runs in the main thread: signals arrive there, and children die with the thread
+that started them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from packtrain.core.units import NS
 from packtrain.supervise.attempt import Attempt, child_env
 from packtrain.supervise.breaking import Breaker
 from packtrain.supervise.delivery import LOST_NS, AgentSide
+from packtrain.supervise.device_memory import wait_until_free
 from packtrain.supervise.errands import Errands
 from packtrain.supervise.job import Job, read_job, run_id
 from packtrain.supervise.kernel import KernelEar
@@ -46,6 +48,7 @@ from packtrain.supervise.messages import (
     FromAgent,
     FromCoordinator,
     GiveOrder,
+    HardwareSeen,
     Hello,
     Launch,
     Leave,
@@ -105,11 +108,12 @@ class Ears(Protocol):
 
 class Agent:
     """One incarnation. `coordinator`: the file that says where it listens; `address`: instead of that. `here`: what
-    starts a coordinator of this machine again; None: it lives elsewhere."""
+    starts a coordinator of this machine again; None: it lives elsewhere. `held`: said of its devices as it began."""
 
     def __init__(
         self, job: Job, place: Place, platform: Platform, link: Link, ears: Ears, processes: Processes,
         requests: Requests, coordinator: str, address: Address | None = None, here: CoordinatorHere | None = None,
+        held: HardwareSeen | None = None,
     ) -> None:
         self._job, self._place, self._platform = job, place, platform
         self._link, self._ears, self._processes, self._requests = link, ears, processes, requests
@@ -120,6 +124,8 @@ class Agent:
         self._carriers = nothing_known(job, place, platform, processes)
         self.side = AgentSide(place.node, place.incarnation, _read_term(platform, place.home))
         self._term = self.side.term
+        if held is not None:
+            self.side.happened(platform.boot_ns(), held)
         self._kernel = KernelEar(platform, lambda event: self.side.happened(self._platform.boot_ns(), event))
         self._attempt: Attempt | None = None
         self._replaced: list[Attempt] = []
@@ -227,8 +233,8 @@ class Agent:
             phase=attempt.phase if attempt is not None else "",
         )
         for message in self.side.due(ns, hello, pulse):
-            if not self._breaker.cut(ns):
-                self._link.send(message)
+            if not self._breaker.cut(ns) and not self._link.send(message):
+                self.side.unsent(message)
 
     # --- actions ---
 
@@ -409,13 +415,16 @@ def _run(platform: Platform, args: argparse.Namespace, env: Mapping[str, str]) -
     left = end_leftovers(platform, processes, place.run, place.node, place.incarnation)
     if left:
         print(f"killed, and not gone: processes {left}; a disk may hang", file=sys.stderr)
+    held = wait_until_free(platform, processes, place, job, env)
     address = Address(address=args.address, server_key=args.server_key) if args.address else None
     here = _coordinator_here(platform, job, place, env) if args.local else None
     remove_socket(platform, place.beats)
     with listening() as requests:
         link, ears = Caller(platform, args.home), BeatSocket(platform, place.beats)
         try:
-            return Agent(job, place, platform, link, ears, processes, requests, args.coordinator, address, here).run()
+            return Agent(
+                job, place, platform, link, ears, processes, requests, args.coordinator, address, here, held
+            ).run()
         finally:
             ears.close()
             link.close()

@@ -132,10 +132,10 @@ def order_all(turn: Turn, word: Word, order: int = 0, reason: str = "", a: int =
         turn.own(Write(record=OrderGiven(order=number, word=word.name.lower(), reason=reason or "asked for")))
 
 
-def maintenance(turn: Turn) -> None:
-    """Nodes that will not be there any more are left before that."""
+def maintenance(turn: Turn, wall_s: float) -> None:
+    """Nodes that will not be there any more are left before that. `wall_s`: the date now; 0: not known."""
     lead_s = 2 * turn.run.setup.supervise.grace_s
-    due = [name for name, date in turn.run.leaves.items() if turn.wall_s and turn.wall_s >= date - lead_s]
+    due = [name for name, date in turn.run.leaves.items() if wall_s and wall_s >= date - lead_s]
     if due:
         turn.set(leaves={name: date for name, date in turn.run.leaves.items() if name not in due})
     for name in due:

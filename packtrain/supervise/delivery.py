@@ -278,6 +278,12 @@ class AgentSide:
             messages.append(pulse)
         return messages
 
+    def unsent(self, message: FromAgent) -> None:
+        """It did not leave: a connection that is being made takes nothing yet. Hello is said at the next look, as all
+        else waits for it; what else was due comes again in its own time."""
+        if isinstance(message, Hello):
+            self._hello_ns = 0
+
 
 @dataclass
 class _Asked:

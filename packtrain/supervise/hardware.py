@@ -1,16 +1,17 @@
-"""What is done when a node's kernel says that its hardware fails, before its workers notice, or where they never would.
-Pure.
+"""What is done when a node's kernel says that its hardware fails, before its workers notice, or where they never would;
+and when a node's devices were not free as its agent began. Pure.
 """
 
 from __future__ import annotations
 
-from packtrain.core.records import NodeCordoned, NodeSuspected
+from packtrain.core.records import NodeSuspected
+from packtrain.monitor.devices import HELD
 from packtrain.monitor.kernel import LEAVE, LOST
 from packtrain.supervise.asked import stop_for_change
 from packtrain.supervise.ending import ACTIVE, end
 from packtrain.supervise.events import Write
 from packtrain.supervise.messages import HardwareSeen
-from packtrain.supervise.remedies import may_cordon
+from packtrain.supervise.remedies import cordon, may_cordon
 from packtrain.supervise.state import Trouble, Turn
 
 
@@ -21,17 +22,18 @@ def failing(turn: Turn, name: str, seen: HardwareSeen) -> None:
     """
     reason = f"its kernel says: {seen.what} ({seen.where})"
     told = "it is told, and goes on"
+    if seen.verdict == HELD:
+        turn.node(name, aside=max(1, turn.run.attempt))
+        reason, told = f"as it began: {seen.what} ({seen.where})", "it is chosen last"
     if seen.verdict in (LOST, LEAVE) and not turn.nodes[name].cordoned:
         told = "it is cordoned" if may_cordon(turn) else "it may not be cordoned: it goes on"
         if told == "it is cordoned":
-            _cordon(turn, name, seen.verdict, reason)
+            _leave(turn, name, seen.verdict, reason)
     turn.own(Write(record=NodeSuspected(node=name, reason=f"{reason}: {seen.text}", in_row=1, done=told)))
 
 
-def _cordon(turn: Turn, name: str, verdict: str, reason: str) -> None:
-    turn.set(cordons=(*turn.run.cordons, turn.wall_s))
-    turn.node(name, cordoned=reason)
-    turn.own(Write(record=NodeCordoned(node=name, by=reason)))
+def _leave(turn: Turn, name: str, verdict: str, reason: str) -> None:
+    cordon(turn, name, reason)
     works = turn.nodes[name].slot >= 0 and turn.nodes[name].attempt == turn.run.attempt
     if works and verdict == LEAVE:
         stop_for_change(turn, "replace", f"node {name}: {reason}")

@@ -146,7 +146,8 @@ class Stacks(Part, tag="stacks"):
 
 
 class HardwareSeen(Part, tag="hardware_seen"):
-    """The kernel of this node says that its hardware fails. `verdict`: as in monitor/kernel.py."""
+    """The kernel of this node says that its hardware fails; or, as it began, somebody held its devices' memory.
+    `verdict`: as in monitor/kernel.py and monitor/devices.py."""
 
     verdict: str
     what: str

@@ -152,8 +152,7 @@ def _take(turn: Turn, event: AnyEvent, done: Issued | None) -> None:
         case BreakAsked():
             broken(turn, event)
         case Tick():
-            turn.wall_s = event.wall_s
-            maintenance(turn)
+            maintenance(turn, event.wall_s)
 
 
 def _opened(turn: Turn, event: Opened) -> None:

@@ -84,17 +84,27 @@ class Processes:
         """All of this user that carry the mark of a run and node, zombies left out."""
         return [one for one in _marked() if one.mark.startswith(f"{run}/{node}/")]
 
+    def mark(self, pid: int) -> str:
+        """Of one process; empty: it has none, or is another user's."""
+        one = _mark(pid)
+        return one.mark if one is not None else ""
+
 
 def _marked() -> Iterator[Marked]:
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with suppress(OSError):
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    env = file.read(ENVIRON_BYTES_MAX).split(b"\0")
-                values = dict(one.partition(b"=")[::2] for one in env)
-                if (mark := values.get(MARK.encode())) is not None:
-                    attempt = values.get(ATTEMPT.encode(), b"")
-                    yield Marked(int(name), mark.decode(errors="replace"), attempt.decode(errors="replace"))
+        if name.isdigit() and int(name) != os.getpid() and (one := _mark(int(name))) is not None:
+            yield one
+
+
+def _mark(pid: int) -> Marked | None:
+    with suppress(OSError):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            env = file.read(ENVIRON_BYTES_MAX).split(b"\0")
+        values = dict(one.partition(b"=")[::2] for one in env)
+        if (mark := values.get(MARK.encode())) is not None:
+            attempt = values.get(ATTEMPT.encode(), b"")
+            return Marked(pid, mark.decode(errors="replace"), attempt.decode(errors="replace"))
+    return None
 
 
 def end_leftovers(platform: Platform, processes: Processes, run: str, node: str, mine: str) -> list[int]:

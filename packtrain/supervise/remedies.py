@@ -48,7 +48,7 @@ BLAMES_MAX = 2
 """In a row, after which a node is replaced."""
 CORDON_BLAMES = 4
 """Of one node, after which no attempt begins on it."""
-CORDON_S = 86400
+CORDON_NS = 86400 * NS
 CORDON_PART = 0.05
 NOT_RESTORED = (CheckpointDamaged.name, CheckpointUnreadable.name)
 NO_FRUIT_DUE = (*NOT_RESTORED, GuardRollback.name, SlotDamaged.name)
@@ -234,9 +234,7 @@ def tell_shared(turn: Turn, symptom: str, nodes: list[str]) -> None:
 def _replace(turn: Turn, name: str, in_row: int) -> str:
     """What follows a blame, in words."""
     if turn.nodes[name].blames >= CORDON_BLAMES and may_cordon(turn):
-        turn.set(cordons=(*turn.run.cordons, turn.wall_s))
-        turn.node(name, cordoned="blamed too often")
-        turn.own(Write(record=NodeCordoned(node=name, by="blamed too often")))
+        cordon(turn, name, "blamed too often")
         return "it is cordoned"
     if in_row < BLAMES_MAX:  # most faults are transient; another version of the code is not
         return "another attempt at once"
@@ -245,7 +243,19 @@ def _replace(turn: Turn, name: str, in_row: int) -> str:
 
 
 def may_cordon(turn: Turn) -> bool:
-    """Without a person asking: one node, or 5% of them, in 24 h; and only where the run can go on without it."""
-    recent = tuple(date for date in turn.run.cordons if turn.wall_s - date < CORDON_S)
-    turn.set(cordons=recent)
-    return bool(spares(turn.run.setup, turn.nodes)) and len(recent) < max(1, int(CORDON_PART * len(turn.nodes)))
+    """Without a person asking: one node, or 5% of them, in 24 h; and only where the run can go on without it.
+
+    By the clock of the run: every event has it, and nobody can set it.
+    """
+    return bool(spares(turn.run.setup, turn.nodes)) and len(_recent(turn)) < max(1, int(CORDON_PART * len(turn.nodes)))
+
+
+def cordon(turn: Turn, name: str, by: str) -> None:
+    """Without a person asking; where `may_cordon`."""
+    turn.set(cordons_ns=(*_recent(turn), turn.ns))
+    turn.node(name, cordoned=by)
+    turn.own(Write(record=NodeCordoned(node=name, by=by)))
+
+
+def _recent(turn: Turn) -> tuple[int, ...]:
+    return tuple(ns for ns in turn.run.cordons_ns if turn.ns - ns < CORDON_NS)

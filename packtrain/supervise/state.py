@@ -124,8 +124,8 @@ class Run(Struct):
     blamed_in_row: int = 0
     shared_ns: int = 0
     """Until when a shared cause holds."""
-    cordons: tuple[float, ...] = ()
-    """Wall-clock dates of cordons that no person asked for, of the last 24 h."""
+    cordons_ns: tuple[int, ...] = ()
+    """When nodes were cordoned that no person asked for, of the last 24 h that were watched."""
     leaves: dict[str, float] = {}
     """Node -> wall-clock date from which on it is not there."""
     lemons: dict[str, int] = {}
@@ -381,7 +381,7 @@ class Turn:
     """Collects what events change, so that rules read from top to bottom. Lives inside one call of `decide`."""
 
     def __init__(self, state: State) -> None:
-        self.ns, self.wall_s = state.ns, 0.0
+        self.ns = state.ns
         self._known = Known(state)
         self._run = state.run
         """Before this turn. What follows: as a replay of the events alone would leave it."""

@@ -8,15 +8,20 @@ import signal
 import sys
 
 from packtrain.core.contract import Place
-from packtrain.core.platform import LocalPlatform
+from packtrain.core.platform import Platform
+from packtrain.train.sections import Sections
 from packtrain.train.worker import main
 
 
-def keep_programs() -> None:
-    from packtrain.train import compiled
+def keep_programs(platform: Platform, place: Place, spec: Sections) -> None:
+    import jax
 
-    several = Place.from_env(os.environ).world_size > 1
-    print(compiled.keep(LocalPlatform(), os.environ, several), flush=True)
+    from packtrain.train import cached, compiled
+    from packtrain.train.assemble import nodes_of
+
+    code = cached.code_hash(platform)
+    world = cached.world_of(spec, nodes_of(place), place.world_size, code, jax.__version__)
+    print(compiled.keep(platform, os.environ, place.world_size > 1, world), flush=True)
 
 
 if __name__ == "__main__":

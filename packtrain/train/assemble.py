@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +12,6 @@ import jax
 import msgspec
 from jax.sharding import Mesh
 
-import packtrain
 from packtrain.checkpoint.commits import Commit, CommitLog
 from packtrain.checkpoint.interop import hf
 from packtrain.checkpoint.interval import History
@@ -36,6 +33,7 @@ from packtrain.core.units import NS, bytes_text
 from packtrain.data.loader import Loader, Prefetcher, check_held_out, open_loader
 from packtrain.data.tokenizer import check_foreign
 from packtrain.train.breaking import breakable
+from packtrain.train.cached import code_hash
 from packtrain.train.fabric import between
 from packtrain.train.flops import measure_peak
 from packtrain.train.gate import Gate
@@ -297,15 +295,3 @@ def _wants_memory(desk: Desk) -> Commit | None:
         return None
     begun = CommitLog(desk.platform, f"{desk.place.run}/commits").begun()
     return begun if begun is not None and begun.attempt == desk.place.attempt else None
-
-
-def code_hash(platform: Platform) -> str:
-    """SHA-256 over the package's own source: which code trained this."""
-    root = os.path.dirname(os.path.abspath(packtrain.__file__))
-    total = hashlib.sha256()
-    for folder, folders, names in os.walk(root):
-        folders.sort()
-        for name in sorted(name for name in names if name.endswith(".py")):
-            path = os.path.join(folder, name)
-            total.update(f"{os.path.relpath(path, root)}\0".encode() + hashlib.sha256(platform.read(path)).digest())
-    return total.hexdigest()

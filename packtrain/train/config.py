@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -186,6 +187,11 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 "counts and the temperature of evaluations and samples are at least 0", where="train",
                 fix="use 0 to switch an evaluation off, or for the likeliest token",
             )
+
+
+def mesh_text(sizes: Mapping[str, int]) -> str:
+    """As in "fsdp 4 x tensor 2"."""
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "every axis 1"
 
 
 def _check_mesh(mesh: dict[str, int], where: str) -> None:

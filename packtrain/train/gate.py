@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from packtrain.core.contract import Control, wait_for_go
 from packtrain.core.errors import StoppedOnRequest
-from packtrain.train.mesh import text
+from packtrain.train.config import mesh_text
 from packtrain.train.seat import Desk
 
 
@@ -44,6 +44,6 @@ class Gate:
         return {
             "restored": restored, "step": str(step), "data_index": str(data_index), "plan": self.facts["plan_hash"],
             "code": self.facts["code_hash"], "spec": hashlib.sha256(msgspec.json.encode(self.desk.spec)).hexdigest(),
-            "mesh": f"{text(self.mesh.shape)} of {self.mesh.size} {device.device_kind}",
+            "mesh": f"{mesh_text(self.mesh.shape)} of {self.mesh.size} {device.device_kind}",
             "version": f"jax {jax.__version__}, jaxlib {jaxlib.__version__}, python {platform.python_version()}",
         }

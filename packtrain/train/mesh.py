@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from packtrain.core.errors import LayoutError
 from packtrain.train.axes import TABLE
-from packtrain.train.config import MESH_AXES
+from packtrain.train.config import MESH_AXES, mesh_text
 
 USED_AXES = frozenset(axis for axes in TABLE.values() for axis in axes)
 
@@ -40,18 +40,13 @@ def abstract_mesh(mesh: Mapping[str, int]) -> AbstractMesh:
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def text(sizes: Mapping[str, int]) -> str:
-    """As in "fsdp 4 x tensor 2"."""
-    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "every axis 1"
-
-
 def check_devices(sizes: Mapping[str, int], devices: int) -> None:
     """Raises LayoutError where a mesh of these sizes does not take exactly so many devices."""
     _check_used(sizes)
     wanted = math.prod(sizes.values())
     if wanted != devices:
         raise LayoutError(
-            f"the mesh {text(sizes)} takes {wanted} devices, but there are {devices}",
+            f"the mesh {mesh_text(sizes)} takes {wanted} devices, but there are {devices}",
             where="train.mesh", fix=f"choose sizes whose product is {devices}, or leave train.mesh empty",
         )
 

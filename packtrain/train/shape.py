@@ -19,11 +19,11 @@ from jax.sharding import AbstractMesh
 
 from packtrain.train import axes
 from packtrain.train.axes import ParamSpec
-from packtrain.train.config import ModelConfig
+from packtrain.train.config import ModelConfig, mesh_text
 from packtrain.train.directions import is_orthogonal
 from packtrain.train.flops import matmul_parameters
 from packtrain.train.loss import CHUNK_BYTES
-from packtrain.train.mesh import abstract_mesh, text
+from packtrain.train.mesh import abstract_mesh
 from packtrain.train.model import REMAT, param_specs
 from packtrain.train.sections import Sections
 from packtrain.train.state import LeafSpec, state_specs
@@ -329,7 +329,7 @@ def describe(of: Layout, recipe: str) -> str:
     padding = of.rows - spec.data.batch_rows
     padded = f", padded to {of.rows:,} ({padding / of.rows:.0%} of the work is padding)," if padding else ""
     lines = [
-        f"{recipe} on {text(of.mesh.shape)}: {devices:,} device{'s' if devices > 1 else ''}",
+        f"{recipe} on {mesh_text(of.mesh.shape)}: {devices:,} device{'s' if devices > 1 else ''}",
         f"batch            {spec.data.batch_rows:,} rows{padded} of {spec.data.length:,} tokens, microbatches "
         f"{spec.train.microbatches}, {spec.train.precision}, remat {spec.train.remat}",
         f"FLOPs per token  {flops_per_token(spec) / 1e9:,.3f} G, forward and backward, rows full and causal",

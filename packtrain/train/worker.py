@@ -53,8 +53,12 @@ class Signals:
             self._tell()
 
 
-def main(argv: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None] = lambda: None) -> int:
-    """Exit code. `prepare` is called once JAX may be loaded: what is done to it where it has a process to itself."""
+Prepare = Callable[[Platform, Place, Sections], None]
+"""Called once JAX may be loaded: what is done to it where it has a process to itself."""
+
+
+def main(argv: Sequence[str], env: Mapping[str, str], prepare: Prepare = lambda *_: None) -> int:
+    """Exit code."""
     parser = argparse.ArgumentParser(prog="python -m packtrain.train", description="Train one rank of a run.")
     parser.add_argument("run", nargs="?", default="", help="run folder; PACKTRAIN_RUN names it under a supervisor")
     parser.add_argument("--fresh", action="store_true", help="by hand: start a run from nothing")
@@ -75,7 +79,7 @@ def main(argv: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None
 
 
 def _supervised(
-    arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals, prepare: Callable[[], None]
+    arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals, prepare: Prepare
 ) -> int:
     platform, place = LocalPlatform(), Place.from_env(env)
     spec_path = newest_spec(platform, place.run)
@@ -86,7 +90,7 @@ def _supervised(
 
 
 def _by_hand(
-    arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals, prepare: Callable[[], None]
+    arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals, prepare: Prepare
 ) -> int:
     platform = LocalPlatform()
     spec = load(platform, arguments.run)
@@ -116,12 +120,12 @@ def _journalled(platform: Platform, place: Place) -> Iterator[Journal]:
 
 def _work(
     platform: Platform, place: Place, spec: Sections, journal: Journal, signals: Signals, profile_steps: int,
-    prepare: Callable[[], None],
+    prepare: Prepare,
 ) -> int:
     with closing(Beats(place.socket or None, place.attempt, place.rank)) as beats:
         from packtrain.train import assemble
 
-        prepare()
+        prepare(platform, place, spec)
         desk, agreed = Desk(platform, place, spec, journal, beats, signals.forward, profile_steps), False
         try:
             assemble.join_world(place)

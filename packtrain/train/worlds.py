@@ -24,8 +24,8 @@ from packtrain.core.errors import EXIT_DONE, LayoutError, PacktrainError
 from packtrain.core.platform import LocalPlatform
 from packtrain.core.units import bytes_text
 from packtrain.train import shape
-from packtrain.train.config import TrainConfig
-from packtrain.train.mesh import check_devices, text
+from packtrain.train.config import TrainConfig, mesh_text
+from packtrain.train.mesh import check_devices
 from packtrain.train.sections import Sections, read
 
 MEMORY_SHARE = 0.95
@@ -70,7 +70,7 @@ def _mesh(spec: Sections, devices: int, memory_bytes: int) -> dict[str, int]:
         else:
             return {axis: size for axis, size in mesh.items() if size > 1} or {"fsdp": 1}
     raise refused or LayoutError(
-        f"{text(spec.train.mesh)} has no smaller copy on {devices} devices", where="train.mesh",
+        f"{mesh_text(spec.train.mesh)} has no smaller copy on {devices} devices", where="train.mesh",
         fix="choose tensor and context axes that divide the devices of a node",
     )
 
@@ -89,7 +89,7 @@ def _check(spec: Sections, mesh: dict[str, int], memory_bytes: int) -> None:
     needed = sum(shape.memory(of).values())
     if memory_bytes and needed > MEMORY_SHARE * memory_bytes:
         raise LayoutError(
-            f"{text(mesh)} needs about {bytes_text(needed)} on each device, which has {bytes_text(memory_bytes)}",
+            f"{mesh_text(mesh)} needs about {bytes_text(needed)} on each device, which has {bytes_text(memory_bytes)}",
             where="train.mesh", fix="give more devices, or cut more by tensor or with train.remat=full",
         )
 

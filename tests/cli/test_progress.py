@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from packtrain.cli.bars import Bars
-from packtrain.cli.progress import PLAIN_LINE_NS, SPARKS, Live, Plain, Progress, sparkline
+from packtrain.cli.progress import SPARKS, Live, Plain, Progress, sparkline
+from packtrain.cli.screens import PLAIN_LINE_NS
 from packtrain.core.contract import Beat
 from packtrain.core.journal import Entry
 from packtrain.core.records import AttemptBegan, EvalDone, Record, SaveDone, StepDone

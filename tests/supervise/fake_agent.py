@@ -38,11 +38,16 @@ class FakeLink:
         self.calls: list[Address] = []
         self.sent: list[FromAgent] = []
         self.inbox: list[FromCoordinator] = []
+        self.refuses = 0
+        """So many messages more find a connection that is still being made."""
 
     def call(self, address: Address) -> None:
         self.calls.append(address)
 
     def send(self, message: FromAgent) -> bool:
+        if self.refuses:
+            self.refuses -= 1
+            return False
         self.sent.append(message)
         return True
 
@@ -71,6 +76,7 @@ class FakeProcesses(Processes):
     def __init__(self) -> None:
         self.strays: list[Marked] = []
         self.killed: list[int] = []
+        self.marks: dict[int, str] = {}
 
     def adopt_orphans(self) -> None: ...
 
@@ -94,6 +100,9 @@ class FakeProcesses(Processes):
 
     def marked(self, run: str, node: str) -> list[Marked]:
         return list(self.strays)
+
+    def mark(self, pid: int) -> str:
+        return self.marks.get(pid, "")
 
 
 class Node:

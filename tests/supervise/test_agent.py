@@ -64,6 +64,25 @@ def test_it_says_hello_until_it_is_welcome_and_then_pulses() -> None:
     assert {type(m) for m in node.link.sent} == {Pulse} and len(node.link.sent) in (3, 4)
 
 
+def test_hello_waits_for_the_connection_and_no_longer() -> None:
+    """What is said before it is made is lost: it is said again at each look until it leaves, and then once a second."""
+    node = Node()
+    node.link.refuses = 5
+    node.pass_s(0.3)
+    assert node.link.refuses == 0 and [type(message) for message in node.link.sent] == [Hello]
+    node.pass_s(1.0)
+    assert [type(message) for message in node.link.sent] == [Hello, Hello]
+
+
+def test_what_is_refused_later_comes_again_in_its_own_time() -> None:
+    """A link that takes no more is not pressed: pulses and edges go on at their pace."""
+    node = Node()
+    node.join()
+    node.link.refuses = 1000
+    node.pass_s(3.0)
+    assert 3 <= 1000 - node.link.refuses <= 8
+
+
 def test_a_launch_starts_carrier_and_workers_with_what_they_need() -> None:
     """The environment of each rank, nothing of another packtrain's, the mark in every child, no order in force."""
     node = started(ranks=(2, 3))

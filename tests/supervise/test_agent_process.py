@@ -21,6 +21,7 @@ from packtrain.supervise.messages import (
     EndAttempt,
     EndWorkers,
     GiveOrder,
+    HardwareSeen,
     Launch,
     Leave,
     NodeLeaves,
@@ -80,7 +81,15 @@ def test_the_death_of_an_agent_is_the_death_of_all_it_started(base: pathlib.Path
 
 
 def worker_and_child(one: Scene) -> tuple[int, int]:
-    by_name = {psutil.Process(found.pid).name(): found.pid for found in one.alive()}
+    """Once both are seen: what has just become another program has no environment for a moment."""
+    by_name = dict[str, int]()
+
+    def seen() -> bool:
+        by_name.clear()
+        by_name.update({psutil.Process(found.pid).name(): found.pid for found in one.alive()})
+        return "sleep" in by_name
+
+    one.until(seen, "what it started")
     sleep = by_name.pop("sleep")
     (mine,) = by_name.values()
     return mine, sleep
@@ -199,6 +208,25 @@ def test_sigterm_to_an_agent_is_a_node_that_goes_away(base: pathlib.Path) -> Non
         one.coordinator.ask(2, Leave(reason="as it wished"))
         one.until(lambda: any(did.id == 2 for did in one.coordinator.of(Did)), "the last word")
         assert one.agents[0].wait(10) == 0 and not one.alive()
+
+
+def test_an_agent_is_ready_when_device_memory_is_free(base: pathlib.Path) -> None:
+    """It asks the tool on its PATH before it says Hello, and again until its leftovers' memory is given back."""
+    asked, tool = base / "asked", base / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(
+        f"#!/bin/sh\ncase $1 in --query-gpu=*) echo x >> {asked}\n"
+        f"[ $(wc -l < {asked}) -ge 2 ] && echo GPU-1, 4 || echo GPU-1, 81000;; esac\n"
+    )
+    tool.chmod(0o755)
+    with scene(base, script(STEPS), more_env={"JAX_PLATFORMS": ""}) as one:
+        one.before = ("env", f"PATH={tool.parent}:{os.environ['PATH']}")
+        one.joined()
+        assert asked.read_text() == "x\n" * 2 and not one.coordinator.of(HardwareSeen)
+        one.agents[0].terminate()
+        one.agents[0].wait(30)
+        assert one.agents[0].stdout is not None
+        assert "waits until device memory is free" in one.agents[0].stdout.read()
 
 
 def test_two_agents_in_one_home_are_one_too_many(base: pathlib.Path) -> None:

@@ -24,6 +24,7 @@ from packtrain.supervise.assign import places
 from packtrain.supervise.events import (
     Back,
     Begin,
+    Done,
     FromNode,
     Opened,
     Published,
@@ -42,6 +43,7 @@ class Broken(PacktrainError):
 
 
 BROKEN = Broken("a peer is gone")
+LOST = m.HardwareSeen(verdict="lost", what="Xid 79: fell off the bus", where="0000:01:00", text="the line")
 
 
 # --- hangs -------------------------------------------------------------------------------------------
@@ -250,6 +252,35 @@ def test_cordons_nobody_asked_for_are_few() -> None:
         cordoned += written(play.fail(victim), NodeCordoned)
         play.run(step=step)
     assert len(cordoned) == 1 and play.state.nodes[cordoned[0].node].cordoned
+
+
+def test_cordons_are_counted_whenever_they_are_decided() -> None:
+    """A kernel's word came first; then nodes are blamed by what is concluded when time is over, with a date of the wall
+    clock at hand: no second one within a day, whatever that clock says."""
+    play, cordoned = Play(nodes=2, spares=4).run(), []
+    assert written(play.edge("n1", LOST), NodeCordoned)
+    play.end_rest()
+    for step in range(6, 30):
+        play.run(step=step)
+        for rank in (0, 1):
+            play.end(rank, 1 if rank == 0 else -9)
+        play.happened(Done(id=next(id for id, one in play.state.pending.items() if isinstance(one.own, WrapUp))))
+        cordoned += written(play.wait(40, wall_s=2e9), NodeCordoned)
+        play.did_all()
+    assert max(node.blames for node in play.state.nodes.values()) >= 4 and not cordoned
+
+
+def test_a_day_later_another_node_may_be_cordoned() -> None:
+    """A day is one in which somebody watched: that a clock was set by a year is none."""
+    play = Play(nodes=2, spares=3).run()
+    assert written(play.edge("n1", LOST), NodeCordoned)
+    play.now_s += 86_000
+    play.wait(10, wall_s=2e9)
+    play.wait(10, wall_s=2e9 + 3e7)
+    assert not written(play.edge("n2", LOST), NodeCordoned)
+    play.now_s += 400
+    assert written(play.edge("n3", LOST), NodeCordoned)
+    assert not written(play.edge("n4", LOST), NodeCordoned)
 
 
 def test_a_straggler_is_told() -> None:

@@ -12,8 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from packtrain.core.contract import Place
 from packtrain.core.platform import LocalPlatform
-from packtrain.train import assemble, compiled
+from packtrain.train import assemble, cached, compiled
 from packtrain.train.mesh import make_mesh
+from packtrain.train.sections import Sections
 
 ASKED, HIT = "/jax/compilation_cache/compile_requests_use_cache", "/jax/compilation_cache/cache_hits"
 
@@ -30,7 +31,8 @@ def main() -> None:
     counts = Counter[str]()
     jax.monitoring.register_event_listener(lambda event, **_: counts.update([event]))
     place = Place.from_env(os.environ)
-    compiled.keep(LocalPlatform(), os.environ, place.world_size > 1)
+    world = cached.world_of(Sections(), place.world_size, place.world_size, "this code", jax.__version__)
+    compiled.keep(LocalPlatform(), os.environ, place.world_size > 1, world)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     assemble.join_world(place)
     over = NamedSharding(make_mesh({}), PartitionSpec("fsdp"))

@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from packtrain.core.platform import LocalPlatform
-from packtrain.train import compiled
+from packtrain.train import cached, compiled
 from packtrain.train.compiled import Kept
+from packtrain.train.sections import Sections
 from tests.train.test_words import free_port
 
 WORKER = "tests.train.compiled_worker"
@@ -48,11 +49,26 @@ def test_every_rank_finds_what_it_runs_alone(tmp_path: pathlib.Path) -> None:
     first, second = counts(tmp_path / "kept", 2), counts(tmp_path / "kept", 2)
     assert all(rank["asked"] > rank["hit"] for rank in first)
     assert all(rank["asked"] == rank["hit"] > 0 for rank in second), second
-    files = [path.name for path in (tmp_path / "kept").iterdir()]
+    files = [path.name for path in (tmp_path / "kept").iterdir() if path.suffix == cached.PROGRAM]
     assert len([name for name in files if name.startswith("jit_alone-")]) == 2
     assert not [name for name in files if name.startswith("jit_together-")]
     (alone,) = counts(tmp_path / "kept", 1)
     assert alone["hit"] > 0
+    assert_noted(tmp_path / "kept")
+
+
+def assert_noted(folder: pathlib.Path) -> None:
+    """What two worlds kept, or loaded, is noted for both; of the one of two ranks also that its programs are not."""
+    notes = cached.read(LocalPlatform(), str(folder))
+    of = {ranks: [note for note in notes if note.world.ranks == ranks] for ranks in (1, 2)}
+    assert {note.why for note in of[2]} == {"", cached.NOT_ON_CPU} and {note.why for note in of[1]} == {""}
+    shared = {note.program for note in of[1]} & {note.program for note in of[2]}
+    assert any(key.startswith("jit_alone-") for key in shared)
+    assert {(note.platform, note.world.spec) for note in notes} == {
+        ("cpu", cached.digest(Sections(), ranks)) for ranks in (1, 2)
+    }
+    sizes = {path.name.removesuffix(cached.PROGRAM): path.stat().st_size for path in folder.glob("*.program")}
+    assert all(note.bytes == sizes[note.program] for note in notes if note.program)
 
 
 def kept(folder: pathlib.Path, bytes_max: int = 1000) -> Kept:
@@ -117,14 +133,14 @@ def test_a_folder_others_can_reach_is_not_used(tmp_path: pathlib.Path) -> None:
 
 def test_where_programs_are_kept() -> None:
     """Where JAX was told to, else with the caches of the user."""
-    assert compiled.folder_of({"JAX_COMPILATION_CACHE_DIR": "/c", "XDG_CACHE_HOME": "/x"}) == "/c"
-    assert compiled.folder_of({"XDG_CACHE_HOME": "/x"}) == "/x/packtrain/compiled"
-    assert compiled.folder_of({}).endswith("/.cache/packtrain/compiled")
+    assert cached.folder_of({"JAX_COMPILATION_CACHE_DIR": "/c", "XDG_CACHE_HOME": "/x"}) == "/c"
+    assert cached.folder_of({"XDG_CACHE_HOME": "/x"}) == "/x/packtrain/compiled"
+    assert cached.folder_of({}).endswith("/.cache/packtrain/compiled")
 
 
 def test_the_processor_is_part_of_the_key() -> None:
     """What this machine's code may rely on is told, the same each time, and what changes from moment to moment is not.
     """
-    here = compiled.processor(LocalPlatform())
-    assert here == compiled.processor(LocalPlatform()) and len(here) > 20
+    here = cached.processor(LocalPlatform())
+    assert here == cached.processor(LocalPlatform()) and len(here) > 20
     assert "MHz" not in here and "bogomips" not in here.lower()
