@@ -183,8 +183,17 @@ class Crowd:
         return (PLATFORM.boot_ns() - began_ns) / NS
 
     def quiet(self, count: int) -> None:
-        self.processes[0].stdin.write(json.dumps({"quiet": count}) + "\n")
-        self.processes[0].stdin.flush()
+        self._say(self.processes[0], {"quiet": count})
+
+    def late_s(self) -> float:
+        """By how much an agent was looked at too late at most, since that was last asked."""
+        for process in self.processes:
+            self._say(process, {"late": True})
+        return max(json.loads(process.stdout.readline())["late"] for process in self.processes)
+
+    def _say(self, process: psutil.Popen, what: dict[str, Any]) -> None:
+        process.stdin.write(json.dumps(what) + "\n")
+        process.stdin.flush()
 
     def fell_silent(self, count: int) -> dict[str, int]:
         """Node -> when."""
@@ -235,7 +244,11 @@ def join(coordinator: Coordinator, crowd: Crowd, decided: Decided, count: int) -
             f"{count:,} agents: from nothing to all of them running", "",
             f"{seconds:.1f} s, {used_s:.1f} s of processor",
         ),
-        Row("suspected, given up meanwhile", "0 given up", f"{len(false.silent)}, {len(false.lost)}", not false.lost),
+        Row(
+            "suspected, given up meanwhile", "0 given up",
+            f"{len(false.silent)}, {len(false.lost)} (agents up to {crowd.late_s():.1f} s late themselves)",
+            not false.lost,
+        ),
     ]
 
 
@@ -284,11 +297,15 @@ def storm(coordinator: Coordinator, crowd: Crowd, decided: Decided) -> list[Row]
     false = doubts(decided)
     return [
         Row("killed coordinator: all heard again", "", f"{seconds:.1f} s, {coordinator.cpu_s():.1f} s of processor"),
-        Row("suspected, given up meanwhile", "0 given up", f"{len(false.silent)}, {len(false.lost)}", not false.lost),
+        Row(
+            "suspected, given up meanwhile", "0 given up",
+            f"{len(false.silent)}, {len(false.lost)} (agents up to {crowd.late_s():.1f} s late themselves)",
+            not false.lost,
+        ),
     ]
 
 
-def under_load(coordinator: Coordinator, decided: Decided, count: int, seconds: float) -> list[Row]:
+def under_load(coordinator: Coordinator, crowd: Crowd, decided: Decided, count: int, seconds: float) -> list[Row]:
     say(f"  {count} processes that count beside it, for {seconds:g} s")
     silent: list[str] = []
     lost: list[str] = []
@@ -304,7 +321,7 @@ def under_load(coordinator: Coordinator, decided: Decided, count: int, seconds: 
     used = (coordinator.cpu_s() - before) / seconds
     return [
         Row(f"load {count}, {seconds:g} s: given up wrongly", "0", str(len(lost)), not lost),
-        Row("suspected wrongly", "", str(len(silent))),
+        Row("suspected wrongly", "", f"{len(silent)} (agents up to {crowd.late_s():.1f} s late themselves)"),
         Row("coordinator, cores", "< 1", f"{used:.2f}", used < 1),
     ]
 
@@ -320,7 +337,7 @@ def crowded(args: argparse.Namespace, base: str) -> list[Row]:
         rows += told(silence(crowd, decided, min(QUIET, args.agents // (2 * args.processes))))
         rows += told(storm(coordinator, crowd, decided))
         if args.load:
-            rows += told(under_load(coordinator, decided, args.load, args.load_seconds))
+            rows += told(under_load(coordinator, crowd, decided, args.load, args.load_seconds))
         return rows
     finally:
         say("  they are ended")
