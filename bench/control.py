@@ -9,7 +9,7 @@ the coordinator is killed and started again: how long until every agent was welc
 that only count run beside all of this for `--load-seconds`: how many nodes were suspected, or given up, wrongly.
 
 `small`: real agents of three nodes with a worker that counts (20 steps a second). A worker is killed, an agent is
-killed, a worker is stopped, `--rounds` times each: how long until the coordinator knew.
+stopped, a worker is stopped, `--rounds` times each: how long until the coordinator knew.
 
 When something was seen is when it stood in the coordinator's log of decisions. On one machine the agents, their
 encryption and the coordinator share the cores: only the coordinator's processor time travels to other machines.
@@ -45,6 +45,8 @@ QUIET = 100
 QUIET_S = 20.0
 """Until each of them has fallen silent and was found."""
 START_S_MAX = 300.0
+SETTLE_S = 5.0
+"""Between the last agent that runs and the first second that counts."""
 HERE = Path(__file__).resolve().parent
 
 
@@ -58,8 +60,18 @@ class Row(NamedTuple):
     """None: there is no goal."""
 
 
+BEGAN_NS = PLATFORM.boot_ns()
+
+
 def say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
+    print(f"{(PLATFORM.boot_ns() - BEGAN_NS) / NS:6.0f} s  {what}", file=sys.stderr, flush=True)
+
+
+def told(rows: list[Row]) -> list[Row]:
+    """Said at once, so that a run which is cut off has told what it knew."""
+    for row in rows:
+        say("    " + ", ".join(filter(None, (f"{row.what}: {row.figure}", row.goal and f"goal {row.goal}"))))
+    return rows
 
 
 # --- the coordinator, and what it has decided ---------------------------------------------------------
@@ -171,8 +183,17 @@ class Crowd:
         return (PLATFORM.boot_ns() - began_ns) / NS
 
     def quiet(self, count: int) -> None:
-        self.processes[0].stdin.write(json.dumps({"quiet": count}) + "\n")
-        self.processes[0].stdin.flush()
+        self._say(self.processes[0], {"quiet": count})
+
+    def late_s(self) -> float:
+        """By how much an agent was looked at too late at most, since that was last asked."""
+        for process in self.processes:
+            self._say(process, {"late": True})
+        return max(json.loads(process.stdout.readline())["late"] for process in self.processes)
+
+    def _say(self, process: psutil.Popen, what: dict[str, Any]) -> None:
+        process.stdin.write(json.dumps(what) + "\n")
+        process.stdin.flush()
 
     def fell_silent(self, count: int) -> dict[str, int]:
         """Node -> when."""
@@ -183,8 +204,10 @@ class Crowd:
         return sum(sum(one.cpu_times()[:2]) for one in self.processes)
 
     def end(self) -> None:
+        """Killed at once: what is left of one keeps the other busy."""
         for process in self.processes:
             process.kill()
+        for process in self.processes:
             process.communicate()
 
 
@@ -208,6 +231,25 @@ def watch(seconds: float, look: Callable[[], None]) -> None:
     while PLATFORM.boot_ns() < end_ns:
         look()
         PLATFORM.sleep(0.05)
+
+
+def join(coordinator: Coordinator, crowd: Crowd, decided: Decided, count: int) -> list[Row]:
+    say("  they join")
+    seconds = crowd.until_heard(1, coordinator)
+    used_s = coordinator.cpu_s()
+    PLATFORM.sleep(SETTLE_S)
+    false = doubts(decided)
+    return [
+        Row(
+            f"{count:,} agents: from nothing to all of them running", "",
+            f"{seconds:.1f} s, {used_s:.1f} s of processor",
+        ),
+        Row(
+            "suspected, given up meanwhile", "0 given up",
+            f"{len(false.silent)}, {len(false.lost)} (agents up to {crowd.late_s():.1f} s late themselves)",
+            not false.lost,
+        ),
+    ]
 
 
 def steady(coordinator: Coordinator, crowd: Crowd, decided: Decided, seconds: float) -> list[Row]:
@@ -252,22 +294,26 @@ def storm(coordinator: Coordinator, crowd: Crowd, decided: Decided) -> list[Row]
     coordinator.kill()
     coordinator.start()
     seconds = crowd.until_heard(2, coordinator)
-    told = doubts(decided)
+    false = doubts(decided)
     return [
         Row("killed coordinator: all heard again", "", f"{seconds:.1f} s, {coordinator.cpu_s():.1f} s of processor"),
-        Row("suspected, given up meanwhile", "0 given up", f"{len(told.silent)}, {len(told.lost)}", not told.lost),
+        Row(
+            "suspected, given up meanwhile", "0 given up",
+            f"{len(false.silent)}, {len(false.lost)} (agents up to {crowd.late_s():.1f} s late themselves)",
+            not false.lost,
+        ),
     ]
 
 
-def under_load(coordinator: Coordinator, decided: Decided, count: int, seconds: float) -> list[Row]:
+def under_load(coordinator: Coordinator, crowd: Crowd, decided: Decided, count: int, seconds: float) -> list[Row]:
     say(f"  {count} processes that count beside it, for {seconds:g} s")
     silent: list[str] = []
     lost: list[str] = []
 
     def look() -> None:
-        told = doubts(decided)
-        silent.extend(name for name, _ in told.silent)
-        lost.extend(told.lost)
+        false = doubts(decided)
+        silent.extend(name for name, _ in false.silent)
+        lost.extend(false.lost)
 
     before = coordinator.cpu_s()
     with load(count):
@@ -275,7 +321,7 @@ def under_load(coordinator: Coordinator, decided: Decided, count: int, seconds: 
     used = (coordinator.cpu_s() - before) / seconds
     return [
         Row(f"load {count}, {seconds:g} s: given up wrongly", "0", str(len(lost)), not lost),
-        Row("suspected wrongly", "", str(len(silent))),
+        Row("suspected wrongly", "", f"{len(silent)} (agents up to {crowd.late_s():.1f} s late themselves)"),
         Row("coordinator, cores", "< 1", f"{used:.2f}", used < 1),
     ]
 
@@ -286,17 +332,15 @@ def crowded(args: argparse.Namespace, base: str) -> list[Row]:
     coordinator, decided = Coordinator(base, args.profile), Decided(f"{base}/c")
     crowd = Crowd(base, args.agents, args.processes)
     try:
-        say("  they join")
-        rows = [Row(f"{args.agents:,} agents: from nothing to all of them running", "",
-                    f"{crowd.until_heard(1, coordinator):.1f} s, {coordinator.cpu_s():.1f} s of processor")]
-        PLATFORM.sleep(5)
-        rows += steady(coordinator, crowd, decided, args.seconds)
-        rows += silence(crowd, decided, min(QUIET, args.agents // (2 * args.processes)))
-        rows += storm(coordinator, crowd, decided)
+        rows = told(join(coordinator, crowd, decided, args.agents))
+        rows += told(steady(coordinator, crowd, decided, args.seconds))
+        rows += told(silence(crowd, decided, min(QUIET, args.agents // (2 * args.processes))))
+        rows += told(storm(coordinator, crowd, decided))
         if args.load:
-            rows += under_load(coordinator, decided, args.load, args.load_seconds)
+            rows += told(under_load(coordinator, crowd, decided, args.load, args.load_seconds))
         return rows
     finally:
+        say("  they are ended")
         crowd.end()
         coordinator.kill()
 

@@ -74,12 +74,15 @@ def kill_worker(run: Live, log: Log, number: int) -> float:
     return log.seen_s(told("rank_ended"))
 
 
-def kill_agent(run: Live, log: Log, number: int) -> float:
-    """Another one is started as soon as its silence was seen: its node is a spare then."""
+def stop_agent(run: Live, log: Log, number: int) -> float:
+    """As a machine that hangs: one that is killed is started again before its silence would be seen. It goes on then,
+    and its worker is killed, so that the next round has an attempt of its own."""
     name = next(node["node"] for node in run.status()["nodes"] if node["ranks"] == [number % 2])
-    run.kill(run.keeper.live.agents[name])
+    agent = next(one for one in run.processes("supervise.agent") if name in one.cmdline())
+    agent.suspend()
     seconds = log.seen_s(lambda event: event["e"] == "silent" and event["node"] == name)
-    run.keeper.agents([name])
+    agent.resume()
+    run.kill(run.workers()[number % 2])
     return seconds
 
 
@@ -91,7 +94,7 @@ def stop_worker(run: Live, log: Log, number: int) -> float:
 
 FAULTS: tuple[tuple[str, float, Callable[[Live, Log, int], float]], ...] = (
     ("SIGKILL of a worker: seen", 0.2, kill_worker),
-    ("SIGKILL of an agent: its node suspected", 3.0, kill_agent),
+    ("SIGSTOP of an agent: its node suspected", 3.0, stop_agent),
     (f"SIGSTOP of a worker: suspected, steps of {STEP_S:g} s", 3 * STEP_S + 2, stop_worker),
 )
 

@@ -5,9 +5,10 @@ launched, says that its rank is ready, pulses each second, and tells that its ra
 once, every `SAVE_EACH_S`. Beats stay at agents: they are not simulated. An agent is looked at once a second and not,
 as a real one, twenty times, so that thousands of them leave the processor to the coordinator.
 
-On stdin: a line of JSON, `quiet`: so many agents fall silent for a while, one after the other. On stdout, lines of
-JSON: `heard`: a term that all of them have been welcomed under and run under; `quiet`: [name, nanoseconds] as each
-falls silent.
+On stdin: a line of JSON, `quiet`: so many agents fall silent for a while, one after the other; `late`: to be answered.
+On stdout, lines of JSON: `heard`: a term that all of them have been welcomed under and run under; `quiet`: [name,
+nanoseconds] as each falls silent; `late`: by how many seconds an agent was looked at too late at most, since that was
+last asked: for so long it was silent indeed, because this process did not get the processor.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Crowd:
         self._queue = [(ns + LOOK_NS * n // len(self.agents), n) for n in range(len(self.agents))]
         self._heard = 0
         self._quiet: Iterator[Agent] = iter(())
-        self._quiet_ns = 0
+        self._quiet_ns = self._late_ns = 0
 
     def look(self) -> float:
         """Look at those whose turn it is. Seconds until the next one's."""
@@ -139,6 +140,7 @@ class Crowd:
         while self._address is not None and self._queue[0][0] <= ns:
             agent = self.agents[self._queue[0][1]]
             agent.look(ns, self._address)
+            self._late_ns = max(self._late_ns, ns - self._queue[0][0])
             heapq.heapreplace(self._queue, (ns + (LOOK_NS if agent.runs else LOOK_SOON_NS), self._queue[0][1]))
             ns = PLATFORM.boot_ns()
         self._fall_silent(ns)
@@ -149,6 +151,10 @@ class Crowd:
         if len(terms) == 1 and min(terms) > self._heard:
             self._heard = terms.pop()
             print(json.dumps({"heard": self._heard}), flush=True)
+
+    def tell_late(self) -> None:
+        print(json.dumps({"late": self._late_ns / NS}), flush=True)
+        self._late_ns = 0
 
     def quiet(self, count: int) -> None:
         """So many are to fall silent."""
@@ -169,7 +175,8 @@ def main() -> None:
             line = sys.stdin.readline()
             if not line.strip():
                 os._exit(0)  # thousands of sockets take long to close
-            crowd.quiet(json.loads(line)["quiet"])
+            asked = json.loads(line)
+            crowd.quiet(asked["quiet"]) if "quiet" in asked else crowd.tell_late()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from packtrain.core.errors import EXIT_AGAIN, EXIT_DONE, PacktrainError, RunHeld
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.units import NS
 from packtrain.supervise.attempt import Attempt, child_env
+from packtrain.supervise.bell import Bell
 from packtrain.supervise.breaking import Breaker
 from packtrain.supervise.delivery import LOST_NS, AgentSide
 from packtrain.supervise.device_memory import wait_until_free
@@ -69,7 +70,8 @@ from packtrain.supervise.sockets import BeatSocket, remove_socket
 from packtrain.supervise.warm import Standbys
 
 LOOK_S = 0.05
-"""A look at everything comes at least this often; a message or a beat wakes it earlier."""
+"""A look at everything comes at least this often; a message, a beat, the end of a child or of an errand wakes it
+earlier."""
 FIND_NS = NS
 """How often it is asked whether another coordinator listens; until the first one is found, at every look."""
 ALONE_NS = 600 * NS
@@ -108,17 +110,20 @@ class Ears(Protocol):
 
 class Agent:
     """One incarnation. `coordinator`: the file that says where it listens; `address`: instead of that. `here`: what
-    starts a coordinator of this machine again; None: it lives elsewhere. `held`: said of its devices as it began."""
+    starts a coordinator of this machine again; None: it lives elsewhere. `held`: said of its devices as it began.
+    `bell`: wakes it; None: in virtual time.
+    """
 
     def __init__(
         self, job: Job, place: Place, platform: Platform, link: Link, ears: Ears, processes: Processes,
         requests: Requests, coordinator: str, address: Address | None = None, here: CoordinatorHere | None = None,
-        held: HardwareSeen | None = None,
+        held: HardwareSeen | None = None, bell: Bell | None = None,
     ) -> None:
         self._job, self._place, self._platform = job, place, platform
         self._link, self._ears, self._processes, self._requests = link, ears, processes, requests
         self._coordinator, self._address, self._here = coordinator, address, here
-        self._errands = Errands(platform)
+        self._bell = bell
+        self._errands = Errands(platform, bell.ring) if bell is not None else Errands(platform)
         self._breaker = Breaker(job, place, platform, processes, self._errands)
         self._standbys = Standbys(job, place.home, child_env(job, place), platform, processes)
         self._carriers = nothing_known(job, place, platform, processes)
@@ -147,10 +152,15 @@ class Agent:
             while self.exit_code is None:
                 self.turn()
                 if self.exit_code is None:
-                    self._link.wait(LOOK_S, (self._ears,))
+                    self._wait()
             return self.exit_code
         finally:
             self._end_all()
+
+    def _wait(self) -> None:
+        self._link.wait(LOOK_S, (self._ears,) if self._bell is None else (self._ears, self._bell))
+        if self._bell is not None:
+            self._bell.hush()
 
     def turn(self) -> None:
         """Look at everything once, and say what is to be said. Waits for nothing."""
@@ -420,12 +430,14 @@ def _run(platform: Platform, args: argparse.Namespace, env: Mapping[str, str]) -
     here = _coordinator_here(platform, job, place, env) if args.local else None
     remove_socket(platform, place.beats)
     with listening() as requests:
-        link, ears = Caller(platform, args.home), BeatSocket(platform, place.beats)
+        link, ears, bell = Caller(platform, args.home), BeatSocket(platform, place.beats), Bell()
         try:
-            return Agent(
-                job, place, platform, link, ears, processes, requests, args.coordinator, address, here, held
-            ).run()
+            with bell.at_signals():
+                return Agent(
+                    job, place, platform, link, ears, processes, requests, args.coordinator, address, here, held, bell
+                ).run()
         finally:
+            bell.close()
             ears.close()
             link.close()
             lock.release()

@@ -78,7 +78,7 @@ from packtrain.supervise.events import (
 from packtrain.supervise.hosts import Hosts
 from packtrain.supervise.job import Job, read_job
 from packtrain.supervise.keys import Address, write_address
-from packtrain.supervise.link import Arrived, Listener
+from packtrain.supervise.link import AT_ONCE_MAX, Arrived, Listener
 from packtrain.supervise.log_homes import Lead, Moves, place_of, places_of
 from packtrain.supervise.log_homes import moved as log_moved
 from packtrain.supervise.messages import FromCoordinator, Pulse
@@ -100,6 +100,11 @@ GATHER_S = 0.02
 """Pulses, and messages by the dozen, are gathered for so long and then taken at once: to wake up for each of 12,500 a
 second would cost more than to hear it."""
 MANY = 64
+CROWD = 1000
+"""Of so many nodes each look finds something that is news, and costs a glance at all of them: looks are spaced then."""
+READS_MAX = 32
+"""What has arrived is read to its end before anything is concluded, in so many pieces at most: nobody is silent whose
+words lie unread, because this coordinator was held up."""
 OPEN_S, FAULT_S, LAST_S = 30.0, 2.0, 10.0
 """How long the journal's disk is waited for: when all begins, before a fault that must be in it, and at the end."""
 EVERYWHERE = ("0.0.0.0", "*")
@@ -212,14 +217,19 @@ class Coordinator:
         if news or ns >= self._look_ns:
             self._look_ns = ns + round(LOOK_S * NS)
             self._look_at_all(ns)
-        return len(arrived) >= MANY or (bool(arrived) and not news)
+        return len(arrived) >= MANY or len(self._peers) >= CROWD or (bool(arrived) and not news)
 
     def _hear(self, ns: int) -> list[Arrived]:
-        arrived = self._link.receive()
-        for peer, node, message in arrived:
-            self._peers[node] = peer
-            self._desk.hear(ns, message)
-        return arrived
+        heard = list[Arrived]()
+        for _ in range(READS_MAX):
+            arrived = self._link.receive()
+            for peer, node, message in arrived:
+                self._peers[node] = peer
+                self._desk.hear(ns, message)
+            heard += arrived
+            if len(arrived) < AT_ONCE_MAX:
+                break
+        return heard
 
     def _look_at_all(self, ns: int) -> None:
         self._follow_journal(ns)

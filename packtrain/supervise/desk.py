@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from packtrain.supervise.delivery import Agenda, NodeSide
-from packtrain.supervise.detect import Pace, Silence
+from packtrain.supervise.detect import EARLY_S, Pace, Silence
 from packtrain.supervise.events import AnyEvent, Asked, Back, Finish, FromNode, Joined, Silent, Tick
 from packtrain.supervise.messages import AskCarrier, Did, Edge, FromAgent, FromCoordinator, Hello, Outdated, Pulse
 from packtrain.supervise.policy import decide
@@ -49,7 +49,7 @@ class Desk:
         self._agenda = Agenda()
         for name in self._sides:
             self._agenda.set(name, 0)
-        self._silence = Silence(state.run.setup.supervise.node_silent_s)
+        self._silence = Silence(state.run.setup.supervise.node_silent_s - EARLY_S)
         self._pace = Pace(state.run.attempt, state.run.world)
         for name, node in state.nodes.items():
             if node.here and not node.silent_ns:
@@ -121,6 +121,7 @@ class Desk:
         self._ns, run = ns, self.state.run
         if self._pace.attempt != run.attempt:
             self._pace = Pace(run.attempt, run.world)
+        self._silence.allow(run.setup.supervise.node_silent_s - EARLY_S)
         for silent in self._silence.look(ns):
             self.happened(silent)
         if run.stage == RUNNING:

@@ -13,8 +13,13 @@ from packtrain.supervise.events import Back, Progress, Silent, Slow
 
 UNWATCHED_NS = 2 * NS
 """What lies between two looks beyond this counts for nothing: we were stopped, not the others."""
+EARLY_S = 0.1
+"""Silence is concluded so much before its limit: it is to be known by then, and a look comes each tenth of a second."""
 OURS_FACTOR = 2
 """Where most nodes fall silent at once it is rather our own link: they get so much more time."""
+NOBODY_PART = 0.5
+"""So, too, where nobody at all was heard for this part of the limit, and until the limit has passed since somebody was
+again: each node speaks once a second at a moment of its own, so each look finds a few of them late, or back."""
 SLOW_PART = 0.7
 """A node with less than this of the median speed is slow. Source: issue 5, a straggler at 70%."""
 SLOW_NS = 30 * NS
@@ -39,7 +44,7 @@ class WatchedClock:
 
 
 class Silence:
-    """Which nodes are heard. `silent_s`: as in `supervise.node_silent_s`.
+    """Which nodes are heard. `silent_s`: how long one may say nothing.
 
     A node that is heard costs a timestamp. All of them wait in a queue, ordered by when they may be late at the
     earliest, and a look touches those alone whose time has come.
@@ -57,9 +62,19 @@ class Silence:
         self._awaited: set[str] = set()
         self._came_ns = 0
         """When the last of those that were awaited was heard."""
+        self._last_ns = 0
+        """When anybody was."""
+        self._ours_ns = -self._limit_ns
+        """When somebody was heard after nobody had been for long."""
+
+    def allow(self, silent_s: float) -> None:
+        """From now on so long."""
+        self._limit_ns = round(silent_s * NS)
 
     def heard(self, node: str, ns: int) -> list[Back]:
-        self._heard[node] = ns
+        if self._heard and self._nobody(ns):
+            self._ours_ns = ns
+        self._heard[node] = self._last_ns = ns
         if node in self._awaited:
             self._awaited.discard(node)
             self._came_ns = ns
@@ -75,7 +90,7 @@ class Silence:
         """It ought to speak from now on. Thousands that come back at once take turns at our door, so as long as one
         after the other is heard the rest are not late."""
         self._awaited.add(node)
-        self._heard[node] = self._came_ns = ns
+        self._heard[node] = self._came_ns = self._last_ns = ns
         self._wait(node, ns + self._limit_ns)
 
     def silent(self, node: str, ns: int) -> None:
@@ -89,12 +104,16 @@ class Silence:
             self._due(heapq.heappop(self._queue)[1], ns)
         over = [node for node in self._late if ns - self._since(node) >= self._limit_ns]
         heard = len(self._heard) - len(self._silent)
-        if 2 <= heard < 2 * len(over):
+        ours = self._nobody(ns) or ns - self._ours_ns < self._limit_ns
+        if heard >= 2 and (ours or heard < 2 * len(over)):
             over = [node for node in over if ns - self._since(node) >= OURS_FACTOR * self._limit_ns]
         for node in over:
             del self._late[node]
         self._silent.update(over)
         return [Silent(ns=ns, node=node, seconds=(ns - self._since(node)) / NS) for node in over]
+
+    def _nobody(self, ns: int) -> bool:
+        return ns - self._last_ns >= NOBODY_PART * self._limit_ns
 
     def _due(self, node: str, ns: int) -> None:
         """Its time in the queue has come: it was heard since, or it is late."""

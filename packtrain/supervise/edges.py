@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from packtrain.core.errors import CarrierLost, ProcessHangs, error_named
 from packtrain.core.records import (
-    AttemptReached,
     CarrierGivenUp,
     FaultMissed,
     HomeBack,
@@ -148,16 +147,9 @@ def _did(turn: Turn, name: str, did: Did, issued: Issued) -> None:
         case Break(fault=fault, rank=rank) if did.error:
             turn.own(Write(record=FaultMissed(fault=fault, node=name, rank=rank, why=did.error)))
         case Launch(attempt=attempt, ranks=ranks) if ranks and attempt == turn.run.attempt:
-            _started(turn)
+            turn.started = True
         case _ if did.error:
             turn.say(f"node {name}: {did.error}")
-
-
-def _started(turn: Turn) -> None:
-    """A node has started its workers; the last of them is a point of a recovery."""
-    others = [one.action for one in turn.pending if isinstance(one.action, Launch)]
-    if turn.run.stage in ACTIVE and not any(other.attempt == turn.run.attempt for other in others):
-        turn.own(Write(record=AttemptReached(attempt=turn.run.attempt, point="started")))
 
 
 def _leaves(turn: Turn, name: str, edge: NodeLeaves) -> None:

@@ -17,8 +17,8 @@ OPEN_MAX = 64
 class _Errand(Generic[T]):
     """`then` gets the result, what was raised, or None when the time was over."""
 
-    def __init__(self, platform: Platform, call: Callable[[], T], then: Then[T]) -> None:
-        self.then = then
+    def __init__(self, platform: Platform, call: Callable[[], T], then: Then[T], ring: Callable[[], None]) -> None:
+        self.then, self._ring = then, ring
         self.end_ns = 0
         self.told = False
         self._result: list[T | Exception] = []
@@ -31,6 +31,7 @@ class _Errand(Generic[T]):
             self._result.append(call())
         except Exception as error:
             self._result.append(error)
+        self._ring()
 
     @property
     def over(self) -> bool:
@@ -43,10 +44,10 @@ class _Errand(Generic[T]):
 
 
 class Errands:
-    """Those under way."""
+    """Those under way. `ring`: called in its thread when one is over, so that nobody has to look before."""
 
-    def __init__(self, platform: Platform) -> None:
-        self._platform = platform
+    def __init__(self, platform: Platform, ring: Callable[[], None] = lambda: None) -> None:
+        self._platform, self._ring = platform, ring
         self._open: list[_Errand[object]] = []
 
     def start(self, ns: int, seconds: float, call: Callable[[], T], then: Then[T]) -> None:
@@ -54,7 +55,7 @@ class Errands:
         if len(self._open) >= OPEN_MAX:
             then(None)
             return
-        errand: _Errand[T] = _Errand(self._platform, call, then)
+        errand: _Errand[T] = _Errand(self._platform, call, then, self._ring)
         errand.end_ns = ns + round(seconds * NS)
         self._open.append(errand)  # type: ignore[arg-type]
 

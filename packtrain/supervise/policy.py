@@ -298,6 +298,8 @@ def _done(turn: Turn) -> None:
 def _watch(turn: Turn) -> None:
     """What ends an attempt, whichever stage it is in; then what only one stage knows."""
     run = turn.run
+    if turn.started:
+        _started(turn)
     missing(turn)
     if turn.run.stage not in ACTIVE:
         return
@@ -316,6 +318,14 @@ def _watch(turn: Turn) -> None:
         return _launching(turn)
     hold(turn)
     _grow(turn)
+
+
+def _started(turn: Turn) -> None:
+    """The last node that starts its workers is a point of a recovery."""
+    turn.started = False
+    open_ = [one.action for one in turn.pending if isinstance(one.action, Launch)]
+    if not any(action.attempt == turn.run.attempt for action in open_):
+        turn.own(Write(record=AttemptReached(attempt=turn.run.attempt, point="started")))
 
 
 def _all_stacks(turn: Turn) -> bool:

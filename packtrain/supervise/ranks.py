@@ -3,7 +3,7 @@
 Suspicion is told early and again as it grows, so that whoever decides may collect evidence before it concludes:
 
     silent     no beat for 3 s while it steps (before that: `beat_overdue_s`, twice that before its first step)
-    stalled    beats, but no step for 3 median steps + 2 s where a step is due (fewer than 5 steps known: `progress_s`)
+    stalled    beats, but no step for 3 median steps + 1.9 s where one is due (fewer than 5 steps known: `progress_s`)
 
 then at each doubling, and exactly at `supervise.beat_overdue_s` and `supervise.progress_s`. A step is not due while a
 rank compiles, restores, saves, evaluates or pauses. Time in which nobody looked (a suspended machine, a stopped agent)
@@ -24,7 +24,8 @@ STEPS = "steps"
 STEPPING = ("data", "step", "rerun")
 """Phases that a step is made of."""
 SUSPECT_S = 3.0
-STALL_MEDIANS, STALL_S = 3, 2.0
+STALL_MEDIANS, STALL_S = 3, 1.9
+"""A coordinator is to know after 3 median steps + 2 s: what is left is for the look here, the way, and its log."""
 KNOWN_MIN, KNOWN_MAX = 5, 15
 """Steps whose time is known before their median counts, and that it is taken of."""
 UNWATCHED_NS = 2 * NS

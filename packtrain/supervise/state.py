@@ -382,6 +382,8 @@ class Turn:
 
     def __init__(self, state: State) -> None:
         self.ns = state.ns
+        self.started = False
+        """A node has started its workers: whether it was the last is asked once a turn, not at each of thousands."""
         self._known = Known(state)
         self._run = state.run
         """Before this turn. What follows: as a replay of the events alone would leave it."""

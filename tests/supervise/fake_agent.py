@@ -15,6 +15,7 @@ from packtrain.core.platform import Crew, Process
 from packtrain.core.units import NS
 from packtrain.supervise import keys
 from packtrain.supervise.agent import Agent
+from packtrain.supervise.bell import Bell
 from packtrain.supervise.config import SuperviseConfig
 from packtrain.supervise.job import Job
 from packtrain.supervise.keys import Address
@@ -123,10 +124,11 @@ class Node:
         self.agent = self.incarnation()
         keys.write_address(self.platform, HOME, Address(address="tcp://c:1", server_key="k", term=1))
 
-    def incarnation(self) -> Agent:
+    def incarnation(self, bell: Bell | None = None) -> Agent:
         place = Place("n0", HOME, "host", self.platform.token(), "run")
         return Agent(
-            self.job, place, self.platform, self.link, self.ears, self.processes, self.requests, f"{HOME}/address"
+            self.job, place, self.platform, self.link, self.ears, self.processes, self.requests, f"{HOME}/address",
+            bell=bell,
         )
 
     def pass_s(self, seconds: float, look_s: float = 0.05) -> None:

@@ -6,6 +6,7 @@ import msgspec
 
 from packtrain.core.units import NS
 from packtrain.supervise import messages as m
+from packtrain.supervise.config import SuperviseConfig
 from packtrain.supervise.desk import Desk
 from packtrain.supervise.events import Asked, Opened, Setup
 from packtrain.supervise.state import State
@@ -84,6 +85,20 @@ def test_a_node_that_fell_silent_before_is_heard_again() -> None:
     one.hear(NS, m.Pulse(node="n0", agent="a", attempt=0, step=-1))
     one.look(NS, 0.0)
     assert one.state.nodes["n0"].here and not one.state.nodes["n0"].silent_ns
+
+
+def test_silence_is_known_within_what_the_run_allows() -> None:
+    """Of the first coordinator, too, which learns what the run's configuration says when it begins; and a look's time
+    before it, not after."""
+    config = SuperviseConfig(node_silent_s=8.0, node_lost_s=12.0)
+    one = Desk(State(), 1, MemoryLog(), 0)
+    one.happened(Opened(term=1, setup=Setup(nodes=1, supervise=config)))
+    one.hear(NS, hello())
+    silent = []
+    for tick in range(10, 100):
+        one.look(tick * NS // 10, 0.0)
+        silent += [tick - 10] if one.state.nodes["n0"].silent_ns else []
+    assert silent[0] == 79
 
 
 def test_a_higher_term_is_noticed() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from packtrain.core.errors import Contradiction
 from packtrain.core.units import NS
 from packtrain.supervise.config import SuperviseConfig
-from packtrain.supervise.detect import OURS_FACTOR, Pace, Silence, WatchedClock
-from packtrain.supervise.events import Progress, Slow
+from packtrain.supervise.detect import NOBODY_PART, OURS_FACTOR, Pace, Silence, WatchedClock
+from packtrain.supervise.events import Progress, Silent, Slow
 
 
 def test_the_clock_counts_what_is_watched() -> None:
@@ -46,6 +46,19 @@ def test_silence_of_most_is_rather_ours() -> None:
     assert sorted(one.node for one in silence.look(6 * NS)) == ["b", "c"]
 
 
+@pytest.mark.parametrize(("back_s", "told"), [(5, 0), (60, 10)])
+def test_silence_of_all_is_rather_ours_also_where_they_take_turns(back_s: int, told: int) -> None:
+    """Nodes that speak each second, each at a moment of its own, are late one after the other when our link is cut:
+    all have twice the time, and nobody was silent where it comes back before that."""
+    silence, found = Silence(3.0), list[Silent]()
+    for tick in range(200):
+        ns = tick * NS // 10
+        if not NS < ns < back_s * NS:
+            silence.heard(f"n{tick % 10}", ns)
+        found += silence.look(ns)
+    assert len(found) == told and all(one.seconds >= 6.0 for one in found)
+
+
 def test_a_node_that_was_silent_before_is_told_back() -> None:
     """A coordinator that takes over hears of those that its log says are silent."""
     silence = Silence(3.0)
@@ -59,10 +72,10 @@ def test_who_comes_back_takes_turns() -> None:
     silence = Silence(3.0)
     for node in "abcdefgh":
         silence.expect(node, 0)
-    for count in range(1, 7):
-        for node in "abcdef"[:count]:
-            assert not silence.heard(node, 2 * count * NS)
-        assert not silence.look(2 * count * NS)
+    for second in range(1, 15):
+        for node in "abcdef"[: second // 2]:
+            assert not silence.heard(node, second * NS)
+        assert not silence.look(second * NS)
     assert not silence.look(12 * NS + 3 * NS - 1)
     for node in "abcdef":
         silence.heard(node, 15 * NS)
@@ -74,9 +87,12 @@ class Scanned:
 
     def __init__(self, limit_ns: int) -> None:
         self.limit_ns, self.since, self.silent = limit_ns, dict[str, int](), set[str]()
+        self.last_ns, self.ours_ns = 0, -limit_ns
 
     def heard(self, node: str, ns: int) -> bool:
-        self.since[node] = ns
+        if self.since and ns - self.last_ns >= NOBODY_PART * self.limit_ns:
+            self.ours_ns = ns
+        self.since[node] = self.last_ns = ns
         was = node in self.silent
         self.silent.discard(node)
         return was
@@ -84,7 +100,8 @@ class Scanned:
     def look(self, ns: int) -> set[str]:
         quiet = {node: ns - since for node, since in self.since.items() if node not in self.silent}
         over = {node for node, passed in quiet.items() if passed >= self.limit_ns}
-        if 2 <= len(quiet) < 2 * len(over):
+        ours = ns - self.last_ns >= NOBODY_PART * self.limit_ns or ns - self.ours_ns < self.limit_ns
+        if len(quiet) >= 2 and (ours or len(quiet) < 2 * len(over)):
             over = {node for node in over if quiet[node] >= OURS_FACTOR * self.limit_ns}
         self.silent |= over
         return over

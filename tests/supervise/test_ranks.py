@@ -133,11 +133,12 @@ def test_a_save_may_be_silent_for_the_configured_time() -> None:
     assert at(watched, RankSilent) == [60.0]
 
 
-def test_a_standstill_is_told_after_three_median_steps_and_two_seconds() -> None:
-    """With steps of half a second after 3.5 s, then at each doubling and exactly at `progress_s`."""
+def test_a_standstill_is_told_in_time_for_three_median_steps_and_two_seconds() -> None:
+    """With steps of half a second after 3.4 s, which leaves a tenth for the way; then at each doubling and exactly at
+    `progress_s`."""
     watched = running()
     watched.pass_s(1900, beats=True)
-    assert at(watched, RankStalled) == [3.5, 7.0, 14.0, 28.0, 56.0, 112.0, 224.0, 448.0, 896.0, 1792.0, 1800.0]
+    assert at(watched, RankStalled) == [3.4, 6.8, 13.6, 27.2, 54.4, 108.8, 217.6, 435.2, 870.4, 1740.8, 1800.0]
     assert not watched.of(RankSilent) and not watched.of(RankHeard)
     watched.beat("step", watched.step + 1)
     assert len(watched.of(RankHeard)) == 1
