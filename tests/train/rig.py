@@ -17,6 +17,7 @@ from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.format import LocalTensor, PlacedBox, TensorSpec
 from packtrain.checkpoint.publish import Gate, Part, Save, carry
 from packtrain.checkpoint.reader import open_restore
+from packtrain.checkpoint.rounds import Round
 from packtrain.checkpoint.saver import Saver, SaveResult
 from packtrain.core.contract import Beats, Order
 from packtrain.core.errors import PacktrainError
@@ -113,6 +114,8 @@ class Kept:
         self.offers: list[int] = []
         self.remembers = remembers
         self.remembered: list[int] = []
+        self.rounds: list[Round] = []
+        self.round_ended = 0
         self.deadlines: list[float | None] = []
 
     def save(
@@ -134,8 +137,11 @@ class Kept:
     def peer_news(self) -> tuple[int, int]:
         return 0, 0
 
-    def remember(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> float | None:
+    def remember(
+        self, step: int, tensors: list[LocalTensor], meta: dict[str, Any], begins: Round | None = None
+    ) -> float | None:
         self.remembered.append(step)
+        self.rounds += [begins] if begins is not None else []
         return None if step in self._busy else 0.5
 
     def forget(self) -> None:
