@@ -13,7 +13,7 @@ from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import Contradiction
 from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.platform import LocalPlatform
-from tests.checkpoint.test_slots import FOLDER, Client, begun_run, remember
+from tests.checkpoint.test_slots import FOLDER, Client, begin_again, begun_run, remember
 from tests.checkpoint.worlds import RUN, WRITER, small_state
 
 
@@ -72,6 +72,24 @@ def test_what_a_round_needs_stays_while_training_goes_on():
     remember(saver, 13)
     saver.poll()
     assert {2, 12, 13} <= steps_held(platform) and 1 not in steps_held(platform)
+
+
+def test_what_an_attempt_began_from_stays_until_a_round_was_held():
+    """A second node may be lost before the first round of an attempt has ended everywhere: what it began from is there
+    until then, however many copies are made meanwhile."""
+    platform = FakePlatform(FakeDisk(), "a")
+    log = begun_run(platform)
+    remember(lending_saver(platform, log, Client()), 5)
+    begin_again(platform, log)
+    where = BufferFolder(FOLDER, slots=True, lends=True)
+    saver = Saver(platform, where, Client(), 2, WRITER, 60.0, log.begun(), True)
+    for step in range(6, 22):
+        begins = {12: Round(12, 0), 16: Round(16, 0), 20: Round(20, 16)}.get(step)
+        assert remember(saver, step, attempt=2, begins=begins) is not None
+        saver.poll()
+        if begins:
+            answer(saver._client)
+        assert (5 in steps_held(platform)) == (step < 20), step
 
 
 def test_they_stay_when_a_worker_ends_before_it_has_published():
