@@ -74,6 +74,21 @@ def test_what_a_round_needs_stays_while_training_goes_on():
     assert {2, 12, 13} <= steps_held(platform) and 1 not in steps_held(platform)
 
 
+def test_a_copy_is_skipped_before_a_round_loses_anything():
+    """Saves on disk that hang hold their slots: where nothing else is left, a copy is skipped and counted."""
+    platform, client = FakePlatform(FakeDisk(), "a"), Client()
+    saver = lending_saver(platform, begun_run(platform), client)
+    for step, begins in ((1, Round(1, 0)), (2, Round(2, 1)), (3, None), (4, None), (5, None)):
+        assert remember(saver, step, begins=begins) is not None
+        saver.poll()
+        if begins:
+            answer(client)
+        elif step < 5:
+            saver.save(step, small_state(1, step), {"data_index": step, "seed": 7, "mark": "kept"})
+    assert remember(saver, 6) is None and saver.forgot == 1
+    assert steps_held(platform) == {1, 2, 3, 4, 5}
+
+
 def test_what_an_attempt_began_from_stays_until_a_round_was_held():
     """A second node may be lost before the first round of an attempt has ended everywhere: what it began from is there
     until then, however many copies are made meanwhile."""

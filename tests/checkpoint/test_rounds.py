@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packtrain.checkpoint.lending import Lend
 from packtrain.checkpoint.rounds import NEVER, Round, Rounds
 from packtrain.checkpoint.saver import Saver
-from packtrain.checkpoint.slots import BufferFolder, choose, memory_folder
+from packtrain.checkpoint.slots import RECORD, BufferFolder, choose, memory_folder
 from packtrain.core.bulk import Crew
 from packtrain.core.fake import FakePlatform, fail
 from tests.checkpoint.keepers import Nodes
@@ -96,8 +96,8 @@ class World(Nodes):
         for name in self.chance.sample(self.names, len(self.names)):
             if self.chance.random() < self.speeds[name]:
                 self.workers[name].late.run()
-                self.savers[name].poll()
-                check()
+            self.savers[name].poll()
+            check()
         for name in self.chance.sample(self.names, len(self.names)):
             if self.savers[name]._client.told and self.chance.random() < self.speeds[name]:
                 self.carry(name)
@@ -116,6 +116,7 @@ class World(Nodes):
         client = self.savers[name]._client
         line = client.told[-1]
         lend = Lend(**{key: value for key, value in line.items() if key != "op"})
+        assert self.workers[name].exists(lend.image + RECORD), "it is lent when it is whole"
         self.cuts, self.cut_at = False, 0
         if self.copying.setdefault(name, lend.id) == lend.id and self.chance.random() < 0.3:
             self.cuts, self.cut_at = True, self.pieces + self.chance.randint(1, 25)
