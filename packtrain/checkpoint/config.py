@@ -90,8 +90,9 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """
     peer_memory: int = 0
     """Of the copies in memory those of steps divisible by this go to another node as well, whose memory keeps them in
-    case this one is lost; 0: none. A multiple of `memory_every_steps`, so large that one copy arrives before the next
-    is due: what comes too early is passed over. Needs room for six images a worker instead of three."""
+    case this one is lost; 0: none. A multiple of `memory_every_steps`. All nodes send the same step, the next when all
+    have ended with that, so copies that take longer come less often. Needs room for seven images a worker instead of
+    three."""
     failure_domains: dict[str, str] = {}
     """Node -> what it is lost together with (a rack, a switch, a host of several nodes): its copies go elsewhere. A
     node that is not named is a domain of its own."""

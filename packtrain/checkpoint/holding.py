@@ -3,10 +3,10 @@
     <memory folder>.peers/r00003.a0007.s1200.5d41402a         an image, whole or arriving
     <memory folder>.peers/r00003.a0007.s1200.5d41402a.json    its record, as its writer wrote it: it is whole
 
-Of each writer the newest whole slot stays until a newer one is whole, so two images at most; what else of that writer
-lies there goes before another arrives. One arrives at a time. Slots that this attempt began from, of writers that are
-now on other nodes, stay until each writer of the giver has one here; what no attempt can begin from any more goes at
-the start.
+Of each writer the slot of the last round that all writers held (rounds.py) stays while another arrives, so two images
+at most; what else of that writer lies there goes first. One arrives at a time. Slots that this attempt began from, of
+writers that are now on other nodes, stay until a round of its own was held by all; what no attempt can begin from any
+more goes at the start.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ class Holding:
 
     # --- taking in ---
 
-    def expect(self, record: bytes, of: int) -> int:
+    def expect(self, record: bytes, of: int, before: int) -> int:
         """A slot is to come, from a node with `of` writers: the byte of its image from which on it is missing here.
+        `before`: as `Round.before`.
 
         Raises PeerCopyFailed where it is not taken, SlotDamaged for a damaged record, OSError.
         """
@@ -86,15 +87,15 @@ class Holding:
                 return slot.bytes
             self._refuse_odd(slot, known, of)
             if self._arriving is not None and self._arriving.sha256 == sha256:
-                return self._gone_on_with(self._arriving, of)
-            self._make_room(slot, known)
+                return self._gone_on_with(self._arriving)
+            self._make_room(slot, known, before)
             image = f"{self.folder}/{slot.writer}.a{slot.attempt:04d}.s{slot.step}.{sha256[:8]}"
             self._arriving = Filling(self._platform, image, record)
             return 0
 
-    def take(self, sha256: str, at: int, of: int, receive: Callable[[Callable[[int, memoryview], None]], None]) -> None:
+    def take(self, sha256: str, at: int, receive: Callable[[Callable[[int, memoryview], None]], None]) -> None:
         """Take in the image that is expected, from byte `at` on. `receive` hands pieces of it over, each with its place
-        after `at`. Whole: the one before goes. Raises PeerCopyFailed, SlotDamaged, OSError, and what `receive` raises.
+        after `at`. Raises PeerCopyFailed, SlotDamaged, OSError, and what `receive` raises.
         """
         with self._lock:
             filling = self._arriving
@@ -111,7 +112,7 @@ class Holding:
                 self._taking = self._taking and turn != self._turn
         with self._lock:
             if turn == self._turn:
-                self._finish_whole(of)
+                self._finish_whole()
 
     def _place(self, filling: Filling, turn: int, at: int, offset: int, piece: memoryview) -> None:
         with self._lock:
@@ -156,22 +157,20 @@ class Holding:
         self._arriving, self._taking = None, False
         self._turn += 1
 
-    def _gone_on_with(self, filling: Filling, of: int) -> int:
+    def _gone_on_with(self, filling: Filling) -> int:
         """From which byte on it is missing."""
         self._turn += 1
         if filling.damage is not None:
             raise filling.damage
-        self._finish_whole(of)
+        self._finish_whole()
         return filling.checked
 
-    def _finish_whole(self, of: int) -> None:
+    def _finish_whole(self) -> None:
         """What arrives, if all of it came. Where its record could not be written that is tried with the next word."""
         filling = self._arriving
         if filling is not None and filling.is_whole:
             filling.finish()
             self._arriving = None
-            with suppress(OSError):
-                self._drop_older(filling.slot, of)
 
     def _refuse_odd(self, slot: Slot, known: Sequence[Whole], of: int) -> None:
         if slot.begin != self._begin.nonce or slot.writer not in self._begin.writers or not 0 < of <= WRITERS_MAX:
@@ -183,11 +182,14 @@ class Holding:
         if _age(slot) < newest:
             raise self._refused(f"step {slot.step} of {slot.writer} is older than what is kept here")
 
-    def _make_room(self, slot: Slot, known: Sequence[Whole]) -> None:
-        """Of this writer keep the newest whole slot, of what was arriving nothing; then see that the new one fits."""
-        keep = max(known, key=lambda one: _age(one.slot), default=None)
+    def _make_room(self, slot: Slot, known: Sequence[Whole], before: int) -> None:
+        """Keep what its round needs, of what was arriving nothing; then see that the new one fits."""
+        keep = self._needed(known, before)
         self._leave()
-        whole = {one.image for one in self._whole() if one.slot.writer != slot.writer}
+        whole = {
+            one.image for one in self._whole()
+            if one.slot.writer != slot.writer and not (before and one.slot.begin != slot.begin)
+        }
         for image in self._images():
             if image not in whole and (keep is None or image != keep.image):
                 drop_slot(self._platform, image)
@@ -196,14 +198,12 @@ class Holding:
         if lack:
             raise self._refused(lack)
 
-    def _drop_older(self, slot: Slot, of: int) -> None:
-        """This one is whole: of its writer the older ones go, and those of other attempts once all writers have one."""
-        whole = self._whole()
-        have = {one.slot.writer for one in whole if one.slot.begin == slot.begin}
-        for one in whole:
-            older = one.slot.writer == slot.writer and _age(one.slot) < _age(slot)
-            if older or (len(have) >= of and one.slot.begin != slot.begin):
-                drop_slot(self._platform, one.image)
+    def _needed(self, known: Sequence[Whole], before: int) -> Whole | None:
+        """Of one writer's slots that of the round before, or what this attempt began from; the newest where neither is
+        here."""
+        began, attempt = self._begin.memory, self._begin.attempt
+        wanted = began[:2] if began is not None and not before else (attempt, before)
+        return max(known, key=lambda one: (_age(one.slot) == wanted, _age(one.slot)), default=None)
 
     def _refused(self, what: str) -> PeerCopyFailed:
         return PeerCopyFailed(what, where=self.folder, fix=FIX)

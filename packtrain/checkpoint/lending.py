@@ -3,10 +3,11 @@
     worker  --lend-->  Lending  --hold, hold_image-->  Lending of the peer  (holding.py)
     agent   --fetch->  Fetching  --slot, slot_image-->  Lending of the node that has it  (fetching.py)
 
-One slot is sent at a time, by a thread of its own, at a capped rate; of each worker one waits at most, and its worker
-fills it again only when it has an answer. A slot is sent from where the receiver has it up to: what broke off goes on.
-What is sent and received is checked block by block by who receives it (filling.py), against a record which its writer
-made and whose SHA-256 is part of the digest in the commit log. Nothing here holds up a save or ends a carrier.
+Which step is sent all workers agree on (rounds.py). One slot is sent at a time, by a thread of its own, at a capped
+rate; of each worker one waits at most, and its worker fills it again only when it has an answer. A slot is sent from
+where the receiver has it up to: what broke off goes on. What is sent and received is checked block by block by who
+receives it (filling.py), against a record which its writer made and whose SHA-256 is part of the digest in the commit
+log. Nothing here holds up a save or ends a carrier.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Lend(msgspec.Struct, frozen=True, tag_field="op", tag="lend"):
     image: str
     of: int = 1
     """Writers of this node."""
+    before: int = 0
+    """As `Round.before`."""
 
 
 Told = Callable[[dict[str, Any] | PacktrainError], None]
@@ -169,10 +172,10 @@ class Lending:
         patience = Patience(self.platform, self._deadline_s)
 
         def send() -> None:
-            hold = {"op": "hold", "of": lend.of}
+            hold = {"op": "hold", "of": lend.of, "before": lend.before}
             at = client.ask(hold, body_of(record), timeout_s=patience.left_s(ASK_S))["at"]
             if at < slot.bytes:
-                image = {"op": "hold_image", "of": lend.of, "sha256": sha256, "at": at}
+                image = {"op": "hold_image", "sha256": sha256, "at": at}
                 client.ask(image, self._image(lend.image, at, slot.bytes), timeout_s=patience.left_s())
 
         with closing(self._around.reach(peer)) as client:
@@ -191,11 +194,12 @@ class Lending:
 
     def _on_hold(self, request: Request) -> Reply:
         record = request.data(RECORD_BYTES_MAX)
-        return Reply({"at": self.holding.expect(record, _whole_number(request, "of"))})
+        of, before = _whole_number(request, "of"), _whole_number(request, "before")
+        return Reply({"at": self.holding.expect(record, of, before)})
 
     def _on_hold_image(self, request: Request) -> Reply:
-        at, of = _whole_number(request, "at"), _whole_number(request, "of")
-        self.holding.take(str(request.header.get("sha256")), at, of, request.take)
+        at = _whole_number(request, "at")
+        self.holding.take(str(request.header.get("sha256")), at, request.take)
         return Reply({})
 
     # --- giving back ---
@@ -231,10 +235,10 @@ class Lending:
     # --- leftovers ---
 
     def _drop_what_was_begun_from(self, lend: Lend) -> None:
-        """Slots brought here, once each worker of this node has a newer one on another node: theirs they drop
-        themselves."""
+        """Slots brought here, once all writers have held a round and each worker of this node has a newer one on
+        another node: theirs they drop themselves."""
         self._lenders.add(lend.writer)
-        if self._begin.memory is not None and len(self._lenders) >= lend.of:
+        if self._begin.memory is not None and lend.before and len(self._lenders) >= lend.of:
             with suppress(OSError):
                 for one in named_by(self._begin.memory, held_in(self.platform, self._folder)):
                     if one.slot.writer not in self._lenders:

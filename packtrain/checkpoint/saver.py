@@ -9,8 +9,8 @@ new name, and so does every new attempt.
 
 With a memory tier (slots.py) there are three buffers, and each state copied gets a record: one slot is whole, one is
 being filled, one is written away. A save on disk is offered from the slot of its step where there is one. With copies
-on a peer there is a fourth: a whole slot is lent to the carrier, which sends it to another node (lending.py), and is
-not filled again before that is over. One is lent at a time, the newest.
+on a peer there are two more: the slot of a round (rounds.py), lent to the carrier, which sends it to another node
+(lending.py), and that of the round before, which stays until the next begins.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import msgspec
 from packtrain.checkpoint import format as fmt
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.format import ImageLayout, LocalTensor
+from packtrain.checkpoint.rounds import NEVER, Round
 from packtrain.checkpoint.slots import BUFFERS, LENT, SLOTS, Buffer, BufferFolder, Slot, adoptable, drop_left_behind
 from packtrain.core.bulk import Crew
 from packtrain.core.contract import CarrierClient
@@ -78,13 +79,13 @@ class Saver:
     """One writer's saves, used from one thread. `buffer_folder`: see `choose_buffer_folder`; made if absent, 0700.
 
     `begun`: the record that began the attempt; without it there is no memory tier, whatever room there is.
-    `peer_every`: of what is remembered, steps divisible by this are lent to the carrier for another node, if there is
-    room; 0: none. `local_writers`: of this node.
+    `peers`: it takes part in rounds; what is remembered in one is lent to the carrier for another node, if there is
+    room. `local_writers`: of this node.
     """
 
     def __init__(
         self, platform: Platform, buffer_folder: str | BufferFolder, client: CarrierClient, attempt: int, writer: str,
-        deadline_s: float, begun: Commit | None = None, peer_every: int = 0, local_writers: int = 1,
+        deadline_s: float, begun: Commit | None = None, peers: bool = False, local_writers: int = 1,
     ) -> None:
         assert fmt.is_writer(writer), f"{writer!r} cannot be part of a file name"
         where = BufferFolder(buffer_folder) if isinstance(buffer_folder, str) else buffer_folder
@@ -101,23 +102,21 @@ class Saver:
         """Of the latest one."""
         self.forgot = 0
         """Memory saves that found no free slot, or no room."""
-        self.passed_over = 0
-        """Slots that were to go to another node, and gave way to newer ones."""
         self.copied = self.not_copied = 0
-        """Slots that another node has, and those that the carrier could not bring there."""
+        """Rounds in which another node got the slot, and those in which it did not."""
         self._told_of = (0, 0)
         self._platform, self._folder = platform, where.path
         self._client = client
         self._attempt = attempt
         self._writer = writer
         self._deadline_s = deadline_s
-        self._peer_every = peer_every if self.remembers and where.lends else 0
+        self._lends = self.remembers and peers and where.lends
         self._local_writers = local_writers
-        self._to_lend: Buffer | None = None
-        """Whole, and to be lent as soon as none is."""
+        self._round = Round(0, 0)
+        self._round_ended = 0
         self._on_loan: tuple[int, Buffer] | None = None
         """Ticket, and what the carrier may read under it."""
-        images = (SLOTS if self.remembers else BUFFERS) + (LENT if self._peer_every else 0)
+        images = (SLOTS if self.remembers else BUFFERS) + (LENT if self._lends else 0)
         self._buffers = [Buffer(f"{where.path}/{writer}.a{attempt:04d}.{i}") for i in range(images)]
         self._nonce = begun.nonce if begun is not None else ""
         self._crew: Crew | None = platform.crew(1) if self.remembers else None
@@ -130,6 +129,10 @@ class Saver:
         if kept is not None and self.remembers:
             self._whole = self._buffers[-1]
             self._whole.adopt(kept.image, kept.slot.step)
+        self._began_from = self._whole.step if self._whole is not None else 0
+        """Step of the slot that this attempt began from; 0: not from memory."""
+        self._kept = {self._began_from} if peers else set()
+        """Steps whose slots a round needs: they are not filled again."""
         self._pending: dict[int, _Pending] = {}
         self._results: list[SaveResult] = []
         self._ticket = 0
@@ -174,14 +177,19 @@ class Saver:
         buffer.held = True
         return self._ticket
 
-    def remember(self, step: int, tensors: Sequence[LocalTensor], meta: dict[str, Any]) -> float | None:
+    def remember(
+        self, step: int, tensors: Sequence[LocalTensor], meta: dict[str, Any], begins: Round | None = None
+    ) -> float | None:
         """Copy into a slot of the memory tier; returns when the copy is done, with the seconds that took.
 
         It is whole soon after, when a thread has summed it up. None: no slot is free, or there is no room; counted.
+        `begins`: the round that does with this step, for all writers.
         """
         assert self.remembers, "there is no memory tier"
         begun_ns = self._platform.boot_ns()
         self._hear()
+        if begins is not None:
+            self._round, self._kept = begins, {begins.step, begins.before or self._began_from}
         try:
             if self._holds(step) or self._copied(step, self._plan(tensors), tensors, meta):
                 return (self._platform.boot_ns() - begun_ns) / NS
@@ -190,15 +198,21 @@ class Saver:
         self.forgot += 1
         return None
 
+    @property
+    def round_ended(self) -> int:
+        """For `Rounds.begins`: the step of the last round that has ended here, negative if it was not held."""
+        return self._round_ended if self.remembers else NEVER
+
     def peer_news(self) -> tuple[int, int]:
-        """Since the last call: slots that another node has now, and those that gave way or failed."""
-        before, self._told_of = self._told_of, (self.copied, self.not_copied + self.passed_over)
+        """Since the last call: slots that another node has now, and those that did not get there."""
+        before, self._told_of = self._told_of, (self.copied, self.not_copied)
         return self._told_of[0] - before[0], self._told_of[1] - before[1]
 
     def forget(self) -> None:
         """No attempt is to begin from what is held in memory: records go, images that are being written away stay."""
         self._wait_for_record()
-        self._whole = self._filled_last = self._to_lend = None
+        self._whole = self._filled_last = None
+        self._kept = set()
         for buffer in self._buffers:
             with suppress(OSError):
                 buffer.forget(self._platform)
@@ -206,7 +220,7 @@ class Saver:
     def poll(self) -> list[SaveResult]:
         """Saves that have ended since the last call. Does not wait."""
         self._hear()
-        self._lend()
+        self._go_on_with_round()
         now_ns = self._platform.boot_ns()
         for ticket, pending in self._pending.items():
             overdue = now_ns - pending.offered_ns > (pending.deadline_s + MARGIN_S) * NS
@@ -231,14 +245,14 @@ class Saver:
         return self.poll()
 
     def close(self) -> None:
-        """Drop the buffers. Those of saves that have not ended stay, for the carrier, and so does the slot that holds
-        more than was published: the next attempt may begin from it."""
+        """Drop the buffers. Those of saves that have not ended stay, for the carrier, and so do the slots that hold
+        more than was published: the next attempt may begin from the newest, or from that of a round."""
         self._wait_for_record()
         for ticket in [ticket for ticket, pending in self._pending.items() if pending.lost]:
             self._release(ticket)
         published = self._published.step if self._published is not None else -1
         for buffer in self._buffers:
-            needed = buffer is self._whole and buffer.step > published
+            needed = (buffer is self._whole or buffer.step in self._kept) and buffer.step > published
             if not (buffer.held or needed):
                 buffer.renew(self._platform)
         if self._crew is not None:
@@ -287,8 +301,6 @@ class Saver:
             try:
                 if buffer.lent:
                     buffer.renew(self._platform)
-                if buffer is self._to_lend:
-                    self._pass_over()
                 buffer.fill(self._platform, layout, tensors)
                 return buffer
             except OSError as error:
@@ -307,10 +319,14 @@ class Saver:
         )
 
     def _free(self) -> list[Buffer]:
-        """Buffers that nobody needs, that with the oldest state first."""
+        """Buffers that nobody needs, that with the oldest state first. Where there is no room for lending there is none
+        for what a round needs either: that goes last."""
         on_loan = self._on_loan[1] if self._on_loan is not None else None
-        free = [buffer for buffer in self._buffers if not buffer.held and buffer not in (self._whole, on_loan)]
-        return sorted(free, key=lambda buffer: buffer.step)
+        free = [
+            buffer for buffer in self._buffers if not buffer.held and buffer not in (self._whole, on_loan)
+            and not (self._lends and buffer.step in self._kept)
+        ]
+        return sorted(free, key=lambda buffer: (buffer.step in self._kept, buffer.step))
 
     def _wait_for_record(self) -> None:
         """Of the slot filled last. One that could not be written: the slot before stays the whole one."""
@@ -319,43 +335,46 @@ class Saver:
         try:
             self._sealed()
             self._whole = self._filled_last
-            self._is_whole()
         except OSError as error:
             self.forgot += 1
+            if self._filled_last is not None and self._filled_last.step == self._round.step:
+                self._not_held()
             self.skip_reason = f"the record of a slot cannot be written: {error}"
         self._sealed = None
 
-    # --- lending ---
+    # --- rounds ---
 
-    def _is_whole(self) -> None:
-        """The slot filled last. Whether it is one for another node."""
-        assert self._whole is not None
-        if self._peer_every and self._whole.step % self._peer_every == 0:
-            if self._to_lend is not None:
-                self._pass_over()
-            self._to_lend = self._whole
-
-    def _pass_over(self) -> None:
-        self.passed_over += 1
-        self._to_lend = None
-
-    def _lend(self) -> None:
-        """What is whole and waits for it, if nothing is on loan. One short line, and nothing is waited for."""
-        if self._peer_every and self._may_be_sealed.is_set():
+    def _go_on_with_round(self) -> None:
+        """Lend its slot as soon as that is whole. One short line, and nothing is waited for."""
+        if self._may_be_sealed.is_set():
             self._wait_for_record()
-        buffer = self._to_lend
-        if buffer is None or self._on_loan is not None:
+        if self._on_loan is not None or abs(self._round_ended) == self._round.step:
             return
+        buffer = next((buffer for buffer in self._buffers if buffer.step == self._round.step), None)
+        if buffer is None:
+            self._not_held()
+        elif buffer is self._filled_last and self._sealed is not None:
+            return
+        elif self._lends:
+            self._lend(buffer)
+        else:
+            self._round_ended = self._round.step
+
+    def _not_held(self) -> None:
+        self.not_copied += self._lends
+        self._round_ended = -self._round.step
+
+    def _lend(self, buffer: Buffer) -> None:
         self._ticket += 1
         told = self._client.tell({
             "op": "lend", "id": self._ticket, "attempt": self._attempt, "step": buffer.step, "writer": self._writer,
-            "image": buffer.path, "of": self._local_writers,
+            "image": buffer.path, "of": self._local_writers, "before": self._round.before,
         })
         if told:
-            self._on_loan, self._to_lend = (self._ticket, buffer), None
+            self._on_loan = self._ticket, buffer
 
     def _returned(self, buffer: Buffer, outcome: dict[str, Any]) -> None:
-        self._on_loan = None
+        self._on_loan, self._round_ended = None, self._round.step
         if outcome.get("ok") is True:
             self.copied += 1
             return

@@ -37,8 +37,8 @@ from packtrain.core.platform import Platform
 
 BUFFERS, SLOTS = 2, 3
 """Images of a writer: one written away while another is filled; with the memory tier a third is whole meanwhile."""
-LENT = 1
-"""With copies on a peer another one, which is sent there meanwhile."""
+LENT = 2
+"""With copies on a peer two more: one is sent there, the one sent before stays meanwhile."""
 KEPT = 2
 """Images of each writer of another node: one whole while the next arrives."""
 MEMORY_FOLDER = "/dev/shm"
@@ -230,7 +230,7 @@ def choose_buffer_folder(
     """Where this run's buffers lie: in memory if its images take at most half of what is left, else beside the run.
 
     `begun`: the record of an attempt that wants a memory tier; it gets one if three images fit, and if it wants `peer`
-    copies those if six do: a fourth here and two that are kept for a node like this one. What dead attempts of
+    copies those if seven do: two more here and two that are kept for a node like this one. What dead attempts of
     `writer` left in either place goes first, but for what `begun` restores: it is no reason to find too little room.
     A folder in memory must be ours alone: anybody may make names there.
     """

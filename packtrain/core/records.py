@@ -382,7 +382,7 @@ class MemorySaved(Record, tag="memory_save"):
     at_peer: int = 0
     """Copies that another node has, since the last of these records."""
     not_at_peer: int = 0
-    """Those that were to go there and gave way to newer ones, or failed."""
+    """Those that were to go there and did not arrive, or were not made."""
 
 
 class RestoreDone(Record, tag="restore"):

@@ -367,7 +367,7 @@ def _remembered(facts: Facts) -> list[str]:
         told += f"; median: the loop waited {stall_s:.3f} s for {bytes_text(copies[-1].bytes)}"
     sent, lost = (sum(getattr(copy, name) for copy in facts.remembered) for name in ("at_peer", "not_at_peer"))
     if sent or lost:
-        told += f"; {sent} went to another node, {lost} gave way or failed"
+        told += f"; {sent} went to another node, {lost} did not arrive"
     return [f"  {told}"]
 
 

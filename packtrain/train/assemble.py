@@ -133,7 +133,7 @@ def train(desk: Desk) -> None:
             saves=saves, attempt=desk.place.attempt, rank=desk.place.rank, grace_s=desk.place.grace_s,
             peak_flops_per_s=_world_peak(desk, spec.train.precision), attention_reason=reason, profiler=profiler,
             history=History(desk.place.failures, 60.0 * desk.place.node_minutes),
-            nodes=nodes_of(desk.place),
+            nodes=nodes_of(desk.place), peer_every=_peer_every(desk),
         )
         if standing.index < spec.train.steps:
             with desk.beats.during("compile"):
@@ -260,13 +260,19 @@ def check_lineage(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
 def _saver(desk: Desk, image_bytes: int) -> Saver:
     place, writer = desk.place, writer_name(desk.place.rank)
     begun = _wants_memory(desk)
-    peer_every = desk.spec.checkpoint.peer_memory if place.world_size > place.local_world_size else 0
-    where = choose_buffer_folder(desk.platform, place.run, image_bytes, writer, begun, peer_every > 0)
+    peers = _peer_every(desk) > 0
+    where = choose_buffer_folder(desk.platform, place.run, image_bytes, writer, begun, peers)
     _tell_room(desk, where)
     return Saver(
         desk.platform, where, CarrierClient(place.carrier), place.attempt, writer, desk.spec.checkpoint.deadline_s,
-        begun, peer_every, place.local_world_size,
+        begun, peers, place.local_world_size,
     )
+
+
+def _peer_every(desk: Desk) -> int:
+    """As `Parts.peer_every`: a world on one node has no peer."""
+    place = desk.place
+    return desk.spec.checkpoint.peer_memory if place.world_size > place.local_world_size else 0
 
 
 def _tell_room(desk: Desk, where: BufferFolder) -> None:

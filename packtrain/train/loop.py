@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from packtrain.checkpoint.interval import History
+from packtrain.checkpoint.rounds import Rounds
 from packtrain.core.contract import ORDER_LAG, Beats, Order, Word
 from packtrain.core.errors import GuardRollback, GuardStopped, StoppedOnRequest, StoreDamaged
 from packtrain.core.journal import Journal
@@ -33,7 +34,7 @@ from packtrain.train.config import GRACE_SHARE
 from packtrain.train.flops import step_flops
 from packtrain.train.guard import Verdict
 from packtrain.train.heldout import HeldOut, bits_per_byte
-from packtrain.train.orders import Orders, Wire
+from packtrain.train.orders import SILENCE, Orders, Row, Wire
 from packtrain.train.profile import Profiler
 from packtrain.train.sample import Sampler
 from packtrain.train.saving import Saves, Standing, warning
@@ -80,6 +81,8 @@ class Parts:
     history: History = History()
     """Of the run before this attempt."""
     nodes: int = 1
+    peer_every: int = 0
+    """Rounds of copies to other nodes begin at steps divisible by this; 0: never. The same on all ranks."""
 
     @property
     def speaks(self) -> bool:
@@ -117,6 +120,7 @@ class Loop:
         now = parts.platform.boot_ns()
         self._trained_ns, self._since_ns = start.trained_ns, now
         self._step_end_ns = self._phases_ns = now
+        self._rounds = Rounds(parts.peer_every)
         self._cadence = Cadence(parts.spec.checkpoint.every_s, parts.history, parts.nodes, now)
 
     # --- the story ---------------------------------------------------------------------------------
@@ -222,7 +226,7 @@ class Loop:
         batch = parts.feed.get(index)
         parts.beats.enter(phase)
         placed = place_batch(batch, parts.mesh, parts.spec.train.microbatches)
-        self.state, out = parts.step(self.state, placed, parts.wire.place(parts.orders.row()), int(command))
+        self.state, out = parts.step(self.state, placed, parts.wire.place(self._row()), int(command))
         self.calls += 1
         self.index += 1
         return Flight(self.calls, index, command, batch, out)
@@ -230,7 +234,7 @@ class Loop:
     def _fetch(self, flight: Flight) -> Out:
         """Wait for a call; its orders count whether it ran or not."""
         out: Out = jax.device_get(flight.out)
-        self.parts.orders.hear(flight.call, np.asarray(out.orders_R4))
+        self.parts.orders.hear(flight.call, np.asarray(out.orders_R5))
         return out
 
     def _read(self, flight: Flight) -> None:
@@ -285,10 +289,13 @@ class Loop:
         """The gradient digest of the next batch; the state stays bit for bit. Compiles the step."""
         parts = self.parts
         batch = place_batch(parts.feed.get(self.index), parts.mesh, parts.spec.train.microbatches)
-        self.state, out = parts.step(self.state, batch, parts.wire.place((0, 0, 0, 0)), int(Command.PROBE))
+        self.state, out = parts.step(self.state, batch, parts.wire.place(SILENCE), int(Command.PROBE))
         return int(jax.device_get(out.digest))
 
     # --- orders ------------------------------------------------------------------------------------
+
+    def _row(self) -> Row:
+        return self.parts.orders.row(self.parts.saves.round_ended)
 
     def _obey(self) -> None:
         while (order := self.parts.orders.due(self.calls)) is not None:
@@ -297,14 +304,14 @@ class Loop:
     def _listen(self) -> None:
         """Exchange orders outside a step and obey at once."""
         self._watch_clock()
-        order = self.parts.orders.heard_now(self.parts.wire.pulse(self.parts.orders.row()))
+        order = self.parts.orders.heard_now(self.parts.wire.pulse(self._row()))
         if order is not None:
             self._carry_out(order)
 
     def _hear_stop(self) -> None:
         """While the last evaluation runs a stop is the only order with a meaning; the state is published already."""
         self._report_phases_in_time()
-        order = self.parts.orders.heard_now(self.parts.wire.pulse(self.parts.orders.row()))
+        order = self.parts.orders.heard_now(self.parts.wire.pulse(self._row()))
         if order is not None and order.word in (Word.STOP, Word.DRAIN):
             self._stop()
 
@@ -372,8 +379,10 @@ class Loop:
             self.parts.saves.begin(self.state, self._standing())
 
     def _remember(self) -> None:
+        """All ranks have read the same calls by now, so they agree on whether a round begins."""
+        begins = self._rounds.begins(self.index, self.parts.orders.ended)
         with self._aside("save"):
-            self.parts.saves.remember(self.state, self._standing())
+            self.parts.saves.remember(self.state, self._standing(), begins)
 
     def _save_last(self, deadline_s: float) -> int:
         """Waits for the commit of this step. 0: no batch was consumed yet. Raises SaveFailed at the deadline."""

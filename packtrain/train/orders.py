@@ -1,7 +1,7 @@
 """One word for a whole world: what this rank asks for, what all ranks heard, and when it is obeyed.
 
-Each rank puts one row (id, word, a, b) into every dispatched step; the step returns the rows of all ranks to all ranks.
-The highest id not yet obeyed in the output of call k is obeyed by every rank after it has dispatched call
+Each rank puts one row (id, word, a, b, ended) into every dispatched step; the step returns the rows of all ranks to all
+ranks. The highest id not yet obeyed in the output of call k is obeyed by every rank after it has dispatched call
 k + ORDER_LAG, and nobody dispatches further ahead than that, so all ranks act between the same two calls. A call is one
 dispatch of the jitted step, reruns and no-ops included: all ranks make the same calls because every branch they take
 comes from outputs that are the same everywhere.
@@ -15,7 +15,8 @@ Three sources merge into one id space by bands, so that their ids cannot collide
 
 `row id = band * 2**28 + id within the band`. What has been obeyed is remembered per band: an order of a lower band that
 lost to a higher one stays in its sender's row and is obeyed next. An id means one word: an own order, once sent,
-is latched until it has been obeyed.
+is latched until it has been obeyed. `ended` is no order: it says how the last round of copies to other nodes ended at
+this rank (checkpoint/rounds.py).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from packtrain.train.step import place_orders
 
 BAND = 1 << 28
 OWN, AGENT, TERM = 0, 1, 2
-Row = tuple[int, int, int, int]
-SILENCE: Row = (0, 0, 0, 0)
+Row = tuple[int, int, int, int, int]
+SILENCE: Row = (0, 0, 0, 0, 0)
 
 
 class ControlSource(Protocol):
@@ -52,6 +53,8 @@ class Orders:
         self._own: Word | None = None
         self._obeyed = [0, 0, 0]
         self._heard: deque[tuple[int, list[Order]]] = deque()
+        self.ended: tuple[int, ...] = ()
+        """Of each rank, as heard last."""
 
     def terminate(self) -> None:
         """SIGTERM arrived. Called from a signal handler, so it only sets a flag."""
@@ -66,8 +69,11 @@ class Orders:
         if self._own is None:
             self._own = word
 
-    def row(self) -> Row:
-        """What this rank sends with its next call: its most urgent order that was not obeyed yet."""
+    def row(self, ended: int = 0) -> Row:
+        """What this rank sends with its next call: its most urgent order that was not obeyed yet, and `ended`."""
+        return (*self._most_urgent(), ended)
+
+    def _most_urgent(self) -> tuple[int, int, int, int]:
         if self._term and self._obeyed[TERM] == 0:
             return (TERM * BAND + 1, Word.STOP, 0, 0)
         order = self._control.poll() if self._control is not None else None
@@ -75,11 +81,12 @@ class Orders:
             return (AGENT * BAND + order.id, order.word, order.a, order.b)
         if self._own is not None:
             return (OWN * BAND + self._obeyed[OWN] + 1, self._own, 0, 0)
-        return SILENCE
+        return (0, 0, 0, 0)
 
-    def hear(self, call: int, rows_R4: np.ndarray) -> None:
-        """Remember the rows that came out of `call`; most calls carry none."""
-        orders = _orders(rows_R4)
+    def hear(self, call: int, rows_R5: np.ndarray) -> None:
+        """Remember the rows that came out of `call`; most calls carry no order."""
+        self.ended = _ended(rows_R5)
+        orders = _orders(rows_R5)
         if orders:
             self._heard.append((call, orders))
 
@@ -91,10 +98,11 @@ class Orders:
                 return order
         return None
 
-    def heard_now(self, rows_R4: np.ndarray) -> Order | None:
+    def heard_now(self, rows_R5: np.ndarray) -> Order | None:
         """The order to obey from rows that every rank reads before it does anything else (a pulse)."""
         self._heard.clear()
-        return self._obey(_orders(rows_R4))
+        self.ended = _ended(rows_R5)
+        return self._obey(_orders(rows_R5))
 
     def _obey(self, orders: list[Order]) -> Order | None:
         fresh = [o for o in orders if o.id % BAND > self._obeyed[o.id // BAND]]
@@ -108,8 +116,12 @@ class Orders:
         return order._replace(id=within)
 
 
-def _orders(rows_R4: np.ndarray) -> list[Order]:
-    return [Order(int(id), Word(word), int(a), int(b)) for id, word, a, b in rows_R4 if id > 0]
+def _orders(rows_R5: np.ndarray) -> list[Order]:
+    return [Order(int(id), Word(word), int(a), int(b)) for id, word, a, b, _ in rows_R5 if id > 0]
+
+
+def _ended(rows_R5: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(ended) for ended in rows_R5[:, 4])
 
 
 class Wire:
@@ -117,12 +129,14 @@ class Wire:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._gather = jax.jit(lambda rows_R4: rows_R4, out_shardings=axes.replicated(mesh))
-        self._silence = place_orders(SILENCE, mesh)
+        self._gather = jax.jit(lambda rows_R5: rows_R5, out_shardings=axes.replicated(mesh))
+        self._row, self._placed = SILENCE, place_orders(SILENCE, mesh)
 
     def place(self, row: Row) -> jax.Array:
-        """This process's part of the i32 [ranks, 4] array that a step takes."""
-        return self._silence if row == SILENCE else place_orders(row, self._mesh)
+        """This process's part of the i32 [ranks, 5] array that a step takes. Most rows are those of the call before."""
+        if row != self._row:
+            self._row, self._placed = row, place_orders(row, self._mesh)
+        return self._placed
 
     def pulse(self, row: Row) -> np.ndarray:
         """All ranks' rows, exchanged and read at once: for when no step is dispatched (start, pause, evaluation)."""

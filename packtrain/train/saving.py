@@ -22,6 +22,7 @@ from packtrain.checkpoint.gather import Boxes, gather
 from packtrain.checkpoint.interop import hf
 from packtrain.checkpoint.interval import RECENT, Cost
 from packtrain.checkpoint.reader import Checkpoint
+from packtrain.checkpoint.rounds import Round
 from packtrain.checkpoint.saver import SaveResult
 from packtrain.core.errors import CommitStale, SaveFailed, WrongModel
 from packtrain.core.journal import Journal
@@ -79,7 +80,11 @@ class Offering(Protocol):
 
     @property
     def remembers(self) -> bool: ...
-    def remember(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> float | None: ...
+    @property
+    def round_ended(self) -> int: ...
+    def remember(
+        self, step: int, tensors: list[LocalTensor], meta: dict[str, Any], begins: Round | None = None
+    ) -> float | None: ...
     def peer_news(self) -> tuple[int, int]: ...
     def forget(self) -> None: ...
     def save(
@@ -271,12 +276,18 @@ class Saves:
         if self._saver.save(standing.index, tensors, self._meta(state, standing), deadline_s) is None:
             self._skipped(standing.index)
 
-    def remember(self, state: State, standing: Standing) -> None:
-        """Copy the state into memory, where there is a tier for that; one that finds no room is counted."""
+    @property
+    def round_ended(self) -> int:
+        """As `Saver.round_ended`."""
+        return self._saver.round_ended
+
+    def remember(self, state: State, standing: Standing, begins: Round | None = None) -> None:
+        """Copy the state into memory, where there is a tier for that; one that finds no room is counted. `begins`: as
+        in `Saver.remember`."""
         if not self._saver.remembers:
             return
         tensors = local_tensors(state, self._specs)
-        stall_s = self._saver.remember(standing.index, tensors, self._meta(state, standing))
+        stall_s = self._saver.remember(standing.index, tensors, self._meta(state, standing), begins)
         if self._speaks:
             size = sum(tensor.array.nbytes for tensor in tensors)
             copied, took_s = (0, 0.0) if stall_s is None else (size, stall_s)

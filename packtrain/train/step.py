@@ -55,7 +55,7 @@ class Out(NamedTuple):
     """Batches consumed, this one included."""
     nll_sum: jax.Array
     weight_sum: jax.Array
-    orders_R4: jax.Array
+    orders_R5: jax.Array
     """Every process's row of orders."""
     update_norm: jax.Array
     """Global norm of the change of the parameters; 0 where none was applied, or not told (NORM_EVERY_STEPS). With bf16
@@ -122,16 +122,16 @@ def make_step(
     model: ModelConfig, optim: OptimConfig, guard: GuardConfig, train: TrainConfig, mesh: Mesh,
     exchange: Exchange | None = None, seed: int = 0,
 ) -> Step:
-    """The compiled step: (state, batch, orders_R4, command) -> (state, Out). The state is donated.
+    """The compiled step: (state, batch, orders_R5, command) -> (state, Out). The state is donated.
 
-    `batch` comes from `place_batch`, `orders_R4` from `place_orders`. A bad verdict, a no-op and PROBE return the state
+    `batch` comes from `place_batch`, `orders_R5` from `place_orders`. A bad verdict, a no-op and PROBE return the state
     bit for bit, but for `tripped`. `seed` is that of the run, for stochastic rounding. Raises LayoutError when the
     model does not fit the mesh.
     """
     between = exchange or Solo()
     rate_at, specs = schedule(optim, train.steps), param_specs(model)
 
-    def step(state: State, batch: Batch, orders_R4: jax.Array, command: jax.Array) -> tuple[State, Out]:
+    def step(state: State, batch: Batch, orders_R5: jax.Array, command: jax.Array) -> tuple[State, Out]:
         (nll, grads), weight = between.reduce(*gradient_sums(state.params, batch, model, train, mesh))
         found = summary(grads, specs, mesh, nll)
         loss, norm, rate = nll / weight, found.norm / weight, rate_at(state.step)
@@ -168,7 +168,7 @@ def make_step(
         )
         verdict = jnp.where(ran, verdict, Verdict.OK)
         return state, Out(
-            loss, norm, rate, verdict, found.digest, ran, state.step, nll, weight, orders_R4,
+            loss, norm, rate, verdict, found.digest, ran, state.step, nll, weight, orders_R5,
             update_norm, param_norm,
         )
 
@@ -225,10 +225,10 @@ def _placed(x: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def place_orders(row: Any, mesh: Mesh) -> jax.Array:
-    """This process's row of orders (4 integers) as its part of the int32 [ranks, 4] array a step takes.
+    """This process's row of orders (5 integers) as its part of the int32 [ranks, 5] array a step takes.
 
     Row r lies on the devices of process r; the step returns all rows to all processes.
     """
-    row_14 = np.asarray(row, np.int32).reshape(1, 4)
+    row_15 = np.asarray(row, np.int32).reshape(1, 5)
     ranks = jax.process_count()
-    return jax.make_array_from_callback((ranks, 4), process_sharding(mesh), lambda index: row_14)
+    return jax.make_array_from_callback((ranks, 5), process_sharding(mesh), lambda index: row_15)

@@ -32,12 +32,12 @@ def seconds_per_step(spec: Sections, steps: int, platform: Platform) -> Iterator
     mesh = make_mesh(spec.train.mesh)
     loader = open_loader(spec.data, spec.seed, spec.model.vocab, platform)
     step = make_step(spec.model, spec.optim, spec.guard, spec.train, mesh)
-    state, orders_R4 = init_state(spec.model, spec.optim, spec.seed, mesh), Wire(mesh).place(SILENCE)
+    state, orders_R5 = init_state(spec.model, spec.optim, spec.seed, mesh), Wire(mesh).place(SILENCE)
     with closing(Prefetcher(loader, 0, spec.data.prefetch_batches)) as feed:
         for index in range(WARM_STEPS + steps):
             begun_ns = platform.boot_ns()
             batch = place_batch(feed.get(index), mesh, spec.train.microbatches)
-            state, out = step(state, batch, orders_R4, int(Command.RUN))
+            state, out = step(state, batch, orders_R5, int(Command.RUN))
             jax.block_until_ready(out)
             if index >= WARM_STEPS:
                 yield (platform.boot_ns() - begun_ns) / NS

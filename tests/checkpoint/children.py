@@ -21,6 +21,7 @@ from packtrain.checkpoint.carrier import open_carrier
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.neighbours import Neighbours
 from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.checkpoint.rounds import Round
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import choose_buffer_folder
 from packtrain.core.bulk import Image, Mapped
@@ -220,11 +221,14 @@ def member(spec: dict[str, Any], report: Report) -> None:
     begin = CommitLog(platform, f"{spec['run']}/commits").begun()
     assert begin is not None
     where = choose_buffer_folder(platform, spec["run"], 1 << 20, spec["writer"], begin, peer=True)
-    saver = Saver(platform, where, CarrierClient(spec["socket"]), begin.attempt, spec["writer"], 30.0, begin, 1)
-    for step in itertools.count(begin.step + 1):
+    saver = Saver(platform, where, CarrierClient(spec["socket"]), begin.attempt, spec["writer"], 30.0, begin, True)
+    last = 0
+    for step in itertools.count(max(1, begin.step + 1)):
         while int(platform.read(f"{spec['run']}/go") or b"-1") < step:
             platform.sleep(0.002)
-        saver.remember(step, big_state(begin.attempt, step, len(begin.writers), spec["writer"]), {"data_index": step})
+        pieces = big_state(begin.attempt, step, len(begin.writers), spec["writer"])
+        saver.remember(step, pieces, {"data_index": step}, Round(step, last))
+        last = step
         report(f"fills {step}")
         before = saver.copied, saver.not_copied
         while (saver.copied, saver.not_copied) == before:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from packtrain.checkpoint.asking import Around
+from packtrain.checkpoint.fetching import Fetch
 from packtrain.checkpoint.lending import Lend, Lending
 from packtrain.checkpoint.link import Body
+from packtrain.checkpoint.rounds import Round
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import BufferFolder, held, memory_folder, peer_folder
 from packtrain.core.errors import PacktrainError, PeerLost, SlotDamaged, error_named
@@ -84,6 +86,8 @@ class Nodes:
         self.cuts = False
         """Whether no piece after `cut_at` passes either."""
         self.savers = {}
+        self.last = {}
+        """Of each node the step of the round before."""
         self.drains = True
         """Whether the rest of a body that was not taken is read, so that the reason is heard."""
         self.log = make_run(self.platforms["n0"])
@@ -92,6 +96,7 @@ class Nodes:
 
     def begin(self, memory=None):
         """An attempt: new carriers and new workers everywhere."""
+        self.last.clear()
         self.begun = self.log.begin(None if memory else 0, self.writers, "n0", memory=memory)
         for name in self.names:
             self.carrier(name)
@@ -110,13 +115,14 @@ class Nodes:
             writer = self.writers[self.names.index(name)]
             where = BufferFolder(memory_folder(RUN, name), slots=True, lends=True)
             platform = FakePlatform(self.disk, name)
-            self.savers[name] = Saver(platform, where, Client(), self.begun.attempt, writer, 60.0, self.begun, 1)
+            self.savers[name] = Saver(platform, where, Client(), self.begun.attempt, writer, 60.0, self.begun, True)
         return self.savers[name]
 
     def remember(self, name, step, state):
-        """A slot of that node's writer, and the words with which it is lent."""
-        saver = self.saver(name)
-        assert saver.remember(step, state, {"data_index": step}) is not None
+        """A slot of that node's writer in a round, and the words with which it is lent."""
+        saver, before = self.saver(name), self.last.get(name, 0)
+        assert saver.remember(step, state, {"data_index": step}, Round(step, before)) is not None
+        self.last[name] = step
         saver.poll()
         line = saver._client.told[-1]
         assert line["step"] == step
@@ -126,6 +132,9 @@ class Nodes:
         """The lent slot comes back."""
         client = self.saver(name)._client
         client.ended.append({"id": client.told[-1]["id"], "ok": ok})
+
+    def fetch(self, name, writer, source):
+        assert isinstance(self.lendings[name].fetching.fetch(Fetch(1, {writer: source})), dict)
 
     def helds(self, *names):
         return [one for name in names or self.names for one in held(FakePlatform(self.disk, name), RUN)]

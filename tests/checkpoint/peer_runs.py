@@ -96,6 +96,11 @@ class PeerRun:
     def worker(self, node: str) -> str:
         return f"{self.key}{node}w{self.begun.attempt}"
 
+    @property
+    def first(self) -> int:
+        """The first step that the workers of this attempt remember; step 0 is no round."""
+        return max(1, self.begun.step + 1)
+
     def go(self, step: int) -> None:
         self.platform.write_replacing(f"{self.folder}/go", str(step).encode())
 
@@ -190,7 +195,7 @@ def kill_and_go_on(run: PeerRun, rng: random.Random) -> None:
     """One attempt: all have a step at their peers, then something is killed in the middle of the next copies, then a
     node is lost with its memory; the next attempt begins from a step that is no older."""
     run.workers()
-    first = run.begun.step + 1
+    first = run.first
     run.copied(first)
     victim = rng.choice(NODES)
     scene = rng.choice(["sender", "holder", "holder comes back", "both in turn", "in the middle"])

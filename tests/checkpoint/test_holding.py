@@ -39,13 +39,14 @@ def must_be_true(nodes, name):
     return kept
 
 
-def test_the_newest_whole_slot_is_kept():
-    """Each slot that is sent replaces the one before; sent twice it costs nothing; an older one is refused."""
+def test_what_a_round_needs_is_kept():
+    """The slot of the last round that all held stays beside the one that came after it, until the next comes; sent
+    twice it costs nothing; an older one is refused."""
     nodes, lend = two_sent()
     for _ in range(2):
         pieces = nodes.pieces
         assert nodes.lendings["n0"].bring(lend)["step"] == 2
-        assert must_be_true(nodes, "n1") == [("r00000", 2)]
+        assert must_be_true(nodes, "n1") == [("r00000", 1), ("r00000", 2)]
     assert nodes.pieces - pieces < 20, "the image went twice"
     older = Nodes()
     first, second = older.remember("n0", 1, state(1)), None
@@ -55,6 +56,11 @@ def test_the_newest_whole_slot_is_kept():
     refused = older.lendings["n0"].bring(first)
     assert isinstance(refused, PeerCopyFailed) and "step 1 of r00000 is older" in refused.what
     assert nodes.lendings["n0"].sent == 3 and nodes.warned == []
+    for step, before, kept in ((3, 1, [1, 3]), (4, 1, [1, 4]), (5, 4, [4, 5]), (6, 2, [5, 6])):
+        nodes.returned("n0")
+        nodes.last["n0"] = before
+        assert nodes.lendings["n0"].bring(nodes.remember("n0", step, state(step)))["step"] == step
+        assert must_be_true(nodes, "n1") == [("r00000", step) for step in kept]
 
 
 @pytest.mark.parametrize("fault", [crash(), tear(0.5, "crash"), fail(FULL), late(FULL), lost_reply(FULL)],
@@ -96,7 +102,7 @@ def test_what_broke_off_goes_on():
     start = nodes.pieces
     nodes.cut_at = start + 20
     assert nodes.lendings["n0"].bring(lend)["step"] == 2
-    assert ("n1", "hold") in nodes.asked and must_be_true(nodes, "n1") == [("r00000", 2)]
+    assert ("n1", "hold") in nodes.asked and must_be_true(nodes, "n1")[-1:] == [("r00000", 2)]
     nodes.returned("n0")
     third = nodes.remember("n0", 3, state(3))
     nodes.cut_at, nodes.cuts = nodes.pieces + 20, True
@@ -106,7 +112,7 @@ def test_what_broke_off_goes_on():
     nodes.returned("n0")
     third = nodes.remember("n0", 4, state(4))
     assert isinstance(nodes.lendings["n0"].bring(third), dict)
-    assert nodes.kept("n1") == ([("r00000", 4)], 1)
+    assert nodes.kept("n1") == ([("r00000", 2), ("r00000", 4)], 2)
     nodes.returned("n0")
     nodes.warned.clear()
     third = nodes.remember("n0", 5, state(5))
@@ -114,7 +120,7 @@ def test_what_broke_off_goes_on():
     for _ in range(2):
         assert isinstance(nodes.lendings["n0"].bring(third), PeerCopyFailed)
     assert len(nodes.warned) == 1 and "step 5 of r00000 has no copy on another node" in nodes.warned[0].what
-    assert must_be_true(nodes, "n1") == [("r00000", 4)]
+    assert must_be_true(nodes, "n1") == [("r00000", 2), ("r00000", 4)]
     nodes.dead.clear()
     assert nodes.lendings["n0"].bring(third)["step"] == 5
 
@@ -213,10 +219,17 @@ def test_a_smaller_world_begins_where_the_slots_are():
     pieces = nodes.pieces
     assert nodes.lendings["n2"].fetching.fetch(Fetch(1, moves["n2"])) == {"fetched": 0} and nodes.pieces == pieces
     assert restored(nodes, ["n0", "n2"], chosen.holders) == 2
-    for name, writer in zip(nodes.names, nodes.writers):
-        assert isinstance(nodes.lendings[name].bring(nodes.remember(name, 3, state(3, writer))), dict)
-    assert nodes.kept("n2")[0] == [("r00000", 3)] and nodes.kept("n0")[0] == [("r00001", 3)]
-    assert [(one.writer, one.step) for one in nodes.helds("n2") if one.own] == [("r00001", 2), ("r00001", 3)]
+    for step in (3, 4):
+        begun_from = {(one.node, one.own) for one in nodes.helds() if one.writer == "r00002" and one.step == 2}
+        assert {("n0", False), ("n2", True)} <= begun_from
+        for name, writer in zip(nodes.names, nodes.writers):
+            assert isinstance(nodes.lendings[name].bring(nodes.remember(name, step, state(step, writer))), dict)
+            nodes.returned(name)
+    assert nodes.kept("n2")[0] == [("r00000", 3), ("r00000", 4)], "what it began from goes with the second round"
+    assert nodes.kept("n0")[0] == [("r00001", 3), ("r00001", 4)]
+    assert [(one.writer, one.step) for one in nodes.helds("n2") if one.own] == [
+        ("r00001", 2), ("r00001", 3), ("r00001", 4),
+    ]
 
 
 @pytest.mark.parametrize("harm", ["flipped", "flipped, and much behind it", "dead", "gone"])
@@ -281,17 +294,20 @@ def test_what_a_killed_carrier_had_in_part_goes():
 
 
 def test_leftovers_go():
-    """What this attempt began from stays with its peers until there is something newer of all their writers; what no
-    attempt can begin from goes when the next carrier starts, and all of it when the run is over."""
+    """What this attempt began from stays with its peers until a round of its own was held by all; what no attempt can
+    begin from goes when the next carrier starts, and all of it when the run is over."""
     nodes, chosen = lost_and_begun()
     nodes.dead.clear()
-    assert nodes.kept("n2")[0] == [("r00001", 2)]
+    assert nodes.kept("n2")[0] == [("r00001", 1), ("r00001", 2)]
     nodes.begin(chosen.memory)
     assert nodes.kept("n2")[0] == [("r00001", 2)] and nodes.kept("n0")[0] == [("r00002", 2)]
     nodes.lendings["n1"].fetching.fetch(Fetch(1, {"r00001": "n2"}))
     lend = nodes.remember("n1", 3, state(3, "r00001"))
     assert nodes.lendings["n1"].bring(lend)["peer"] == "n2"
-    assert must_be_true(nodes, "n2") == [("r00001", 3)]
+    assert must_be_true(nodes, "n2") == [("r00001", 2), ("r00001", 3)]
+    nodes.returned("n1")
+    assert nodes.lendings["n1"].bring(nodes.remember("n1", 4, state(4, "r00001")))["peer"] == "n2"
+    assert must_be_true(nodes, "n2") == [("r00001", 3), ("r00001", 4)]
     nodes.log.begin(None, nodes.writers, "n0")
     nodes.begun = nodes.log.begun()
     for name in nodes.names:
@@ -314,4 +330,4 @@ def test_strangers_are_refused():
     assert isinstance(found, PeerCopyFailed) and "is none of attempt 2" in found.what
     for record in (b"", b"rubbish\n{}", b"\n" * 9):
         with pytest.raises(SlotDamaged):
-            holding.expect(record, 1)
+            holding.expect(record, 1, 0)

@@ -6,63 +6,159 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.rounds import NEVER, Round, Rounds
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import BufferFolder, held_in, look
 from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import Contradiction
-from packtrain.core.fake import FakeDisk, FakePlatform
+from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.platform import LocalPlatform
-from tests.checkpoint.test_slots import FOLDER, Client, begun_run, remember
+from tests.checkpoint.test_slots import FOLDER, Client, begin_again, begun_run, remember
 from tests.checkpoint.worlds import RUN, WRITER, small_state
 
 
-def lending_saver(platform, log, client, every=1, lends=True):
+def lending_saver(platform, log, client, peers=True, lends=True):
     where = BufferFolder(FOLDER, slots=True, lends=lends)
-    return Saver(platform, where, client, 1, WRITER, 60.0, log.begun(), every, 2)
+    return Saver(platform, where, client, 1, WRITER, 60.0, log.begun(), peers, 2)
 
 
 def answer(client, ok=True):
     client.ended.append({"id": client.told[-1]["id"]} | ({} if ok is None else {"ok": ok}))
 
 
-def test_one_is_lent_at_a_time_and_the_newest_next():
-    """While one slot is on loan the worker goes on with the others, as with three; then the newest whole one goes, and
-    those in between are counted. One line says all the carrier needs."""
+def steps_held(platform):
+    return {one.slot.step for one in held_in(platform, FOLDER)}
+
+
+def test_the_slot_of_a_round_is_lent_once():
+    """It is, as soon as it is whole, and the worker goes on with the other slots, as with three; what is copied in no
+    round is not lent. One line says all the carrier needs, and how the round ended here is told from then on."""
     platform, client = FakePlatform(FakeDisk(), "a"), Client()
-    log = begun_run(platform)
-    saver = lending_saver(platform, log, client)
+    saver = lending_saver(platform, begun_run(platform), client)
     for step in range(1, 8):
-        assert remember(saver, step) is not None
+        assert remember(saver, step, begins=Round(1, 0) if step == 1 else None) is not None
         saver.poll()
     [line] = client.told
     [image] = [one.image for one in held_in(platform, FOLDER) if one.slot.step == 1]
     assert line == {
-        "op": "lend", "id": 1, "attempt": 1, "step": 1, "writer": WRITER, "image": image, "of": 2,
+        "op": "lend", "id": 1, "attempt": 1, "step": 1, "writer": WRITER, "image": image, "of": 2, "before": 0,
     }
-    assert (saver.forgot, saver.passed_over) == (0, 5)
-    assert (saver.peer_news(), saver.peer_news()) == ((0, 5), (0, 0))
+    assert (saver.forgot, saver.round_ended) == (0, 0)
     answer(client)
     saver.poll()
-    assert [told["step"] for told in client.told] == [1, 7] and saver.copied == 1
+    assert saver.round_ended == 1 and (saver.peer_news(), saver.peer_news()) == ((1, 0), (0, 0))
+    remember(saver, 8, begins=Round(8, 1))
+    saver.poll()
+    assert [told["step"] for told in client.told] == [1, 8] and client.told[1]["before"] == 1
     answer(client, ok=False)
     saver.poll()
-    assert len(client.told) == 2 and (saver.copied, saver.not_copied) == (1, 1) and saver.peer_news() == (1, 1)
+    assert len(client.told) == 2 and saver.round_ended == 8 and saver.peer_news() == (0, 1)
 
 
-def test_only_those_of_the_cadence_and_only_where_wanted():
-    """Steps that the cadence does not divide are not lent; without it, or without room, nothing is said and there are
-    three images."""
-    for every, lends, lent in ((4, True, [4, 8]), (0, True, []), (4, False, [])):
+def test_what_a_round_needs_stays_while_training_goes_on():
+    """The slot of a round and that of the one before stay, whatever is copied meanwhile, and no copy is skipped for it,
+    also while a save on disk has another slot; the next round lets go of the older one."""
+    platform, client = FakePlatform(FakeDisk(), "a"), Client()
+    saver = lending_saver(platform, begun_run(platform), client)
+    for step, begins in ((1, Round(1, 0)), (2, Round(2, 1)), *((step, None) for step in range(3, 12))):
+        assert remember(saver, step, begins=begins) is not None
+        if step == 4:
+            saver.save(step, small_state(1, step), {"data_index": step, "seed": 7, "mark": "kept"})
+        saver.poll()
+        if step <= 2:
+            answer(client)
+    assert {1, 2, 4, 11} <= steps_held(platform) and saver.forgot == 0
+    remember(saver, 12, begins=Round(12, 2))
+    remember(saver, 13)
+    saver.poll()
+    assert {2, 12, 13} <= steps_held(platform) and 1 not in steps_held(platform)
+
+
+def test_a_copy_is_skipped_before_a_round_loses_anything():
+    """Saves on disk that hang hold their slots: where nothing else is left, a copy is skipped and counted."""
+    platform, client = FakePlatform(FakeDisk(), "a"), Client()
+    saver = lending_saver(platform, begun_run(platform), client)
+    for step, begins in ((1, Round(1, 0)), (2, Round(2, 1)), (3, None), (4, None), (5, None)):
+        assert remember(saver, step, begins=begins) is not None
+        saver.poll()
+        if begins:
+            answer(client)
+        elif step < 5:
+            saver.save(step, small_state(1, step), {"data_index": step, "seed": 7, "mark": "kept"})
+    assert remember(saver, 6) is None and saver.forgot == 1
+    assert steps_held(platform) == {1, 2, 3, 4, 5}
+
+
+def test_what_an_attempt_began_from_stays_until_a_round_was_held():
+    """A second node may be lost before the first round of an attempt has ended everywhere: what it began from is there
+    until then, however many copies are made meanwhile."""
+    platform = FakePlatform(FakeDisk(), "a")
+    log = begun_run(platform)
+    remember(lending_saver(platform, log, Client()), 5)
+    begin_again(platform, log)
+    where = BufferFolder(FOLDER, slots=True, lends=True)
+    saver = Saver(platform, where, Client(), 2, WRITER, 60.0, log.begun(), True)
+    for step in range(6, 22):
+        begins = {12: Round(12, 0), 16: Round(16, 0), 20: Round(20, 16)}.get(step)
+        assert remember(saver, step, attempt=2, begins=begins) is not None
+        saver.poll()
+        if begins:
+            answer(saver._client)
+        assert (5 in steps_held(platform)) == (step < 20), step
+
+
+def test_they_stay_when_a_worker_ends_before_it_has_published():
+    """A worker that ends because another one was lost leaves behind what its node may have to give to the next attempt:
+    not the newest slot alone, which no other may have. What is no newer than a published step goes."""
+    for published, left in ((False, {2, 4, 6}), (True, {6})):
         platform, client = FakePlatform(FakeDisk(), "a"), Client()
-        saver = lending_saver(platform, begun_run(platform), client, every, lends)
-        for step in range(1, 10):
-            remember(saver, step)
+        saver = lending_saver(platform, begun_run(platform), client)
+        for step, begins in ((2, Round(2, 0)), (3, None), (4, Round(4, 2)), (5, None)):
+            remember(saver, step, begins=begins)
             saver.poll()
-            if client.told:
+            if begins:
                 answer(client)
-        assert [line["step"] for line in client.told] == lent
-        images = [name for name in platform.listdir(FOLDER) if not name.endswith(".json")]
-        assert len(images) <= (4 if lent else 3)
+        if published:
+            saver.save(5, small_state(1, 5), {"data_index": 5, "seed": 7, "mark": "kept"})
+            client.publish()
+            saver.poll()
+        remember(saver, 6)
+        saver.close()
+        assert steps_held(platform) == left
+
+
+def test_a_step_that_was_not_held_is_said():
+    """A round whose step found no room, or whose record could not be written, ends at once here, with the word that it
+    was not held; what the round before needs stays."""
+    for refused in (("unlink", "map_file"), ("replace", "write")):
+        platform, client = FakePlatform(FakeDisk(), "a"), Client()
+        saver = lending_saver(platform, begun_run(platform), client)
+        remember(saver, 1, begins=Round(1, 0))
+        saver.poll()
+        answer(client)
+        saver.poll()
+        platform.faults = lambda op, path, n, refused=refused: fail(28) if op in refused else None
+        remember(saver, 5, begins=Round(5, 1))
+        saver.poll()
+        assert (saver.round_ended, saver.peer_news(), len(client.told)) == (-5, (1, 1), 1) and saver.forgot == 1
+        platform.faults = None
+        for step in range(6, 12):
+            assert remember(saver, step) is not None
+        assert 1 in steps_held(platform)
+
+
+def test_only_where_wanted_and_where_there_is_room():
+    """Without room for lending nothing is said, there are three images, newer copies go before what a round needs, and
+    nobody waits for this writer; a worker that copies nothing holds no round."""
+    platform, client = FakePlatform(FakeDisk(), "a"), Client()
+    saver = lending_saver(platform, begun_run(platform), client, lends=False)
+    for step in range(1, 10):
+        assert remember(saver, step, begins=Round(step, step - 4) if step in (4, 8) else None) is not None
+        saver.poll()
+        assert saver.round_ended == step // 4 * 4
+    assert client.told == [] and steps_held(platform) == {4, 8, 9} and saver.peer_news() == (0, 0)
+    none = Saver(platform, BufferFolder(FOLDER), client, 1, WRITER, 60.0)
+    assert none.round_ended == NEVER
 
 
 EVENTS = ("remember", "save", "published", "over", "failed", "lost", "back", "poll")
@@ -72,14 +168,17 @@ EVENTS = ("remember", "save", "published", "over", "failed", "lost", "back", "po
 @given(st.lists(st.sampled_from(EVENTS), max_size=40))
 def test_what_is_on_loan_does_not_change(events):
     """Whatever the order of copies, saves, answers and lost carriers: an image on loan is not touched, at most one is,
-    and the newest copy is whole in memory."""
+    what a round needs stays, and the newest copy is whole in memory."""
     platform, client = FakePlatform(FakeDisk(), "a"), Client()
     log = begun_run(platform)
     saver, step, on_loan, done = lending_saver(platform, log, client), 0, None, 0
+    rounds, needed = Rounds(2), set()
     for event in events:
         if event == "remember":
             step += 1
-            if remember(saver, step) is not None:
+            begins = rounds.begins(step, [saver.round_ended])
+            needed = {begins.before} - {0} if begins else needed
+            if remember(saver, step, begins=begins) is not None:
                 done = step
         elif event == "save" and step:
             saver.save(step, small_state(1, step), {"data_index": step, "seed": 7, "mark": "kept"})
@@ -99,6 +198,7 @@ def test_what_is_on_loan_does_not_change(events):
         if on_loan:
             image, content, record = on_loan
             assert (platform.read(image), platform.read(image + ".json")) == (content, record)
+        assert needed <= steps_held(platform)
         assert not done or look(platform, RUN, log).memory[1] >= done
 
 
@@ -106,14 +206,14 @@ def test_a_slot_whose_carrier_was_lost_is_left_to_it():
     """A carrier that may only hang and read on keeps the file it was lent: the next copies go elsewhere."""
     platform, client = FakePlatform(FakeDisk(), "a"), Client()
     saver = lending_saver(platform, begun_run(platform), client)
-    remember(saver, 1)
+    remember(saver, 1, begins=Round(1, 0))
     saver.poll()
     answer(client, ok=None)
     for step in range(2, 9):
-        assert remember(saver, step) is not None
+        assert remember(saver, step, begins=Round(step, step - 1)) is not None
         saver.poll()
-        if len(client.told) > 1:
-            answer(client)
+        assert saver.round_ended == step - 1
+        answer(client)
     assert not platform.exists(client.told[0]["image"])
     assert [line["image"] for line in client.told[1:]].count(client.told[0]["image"]) == 0
 

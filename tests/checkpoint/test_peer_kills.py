@@ -36,7 +36,7 @@ def test_a_node_is_lost_while_something_is_killed(run: PeerRun) -> None:
 def test_a_flipped_byte_where_it_was_kept(run: PeerRun) -> None:
     """Damage in what the peer of a lost node kept: the fetch names it, and nothing begins from it again."""
     run.workers()
-    run.copied(run.begun.step + 1)
+    run.copied(run.first)
     run.lose("n1")
     run.end()
     [kept] = held_in(run.platform, peer_folder(run.folder, PEER["n1"]))
@@ -54,7 +54,7 @@ def test_a_flipped_byte_where_it_was_kept(run: PeerRun) -> None:
 def test_nothing_is_left(run: PeerRun) -> None:
     """When the run is done, nothing that was kept for others stays on any node."""
     run.workers()
-    run.copied(run.begun.step + 1)
+    run.copied(run.first)
     for node in NODES:
         run.kill(run.worker(node))
     assert all(held_in(run.platform, peer_folder(run.folder, node)) for node in NODES)

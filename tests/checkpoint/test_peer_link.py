@@ -18,6 +18,7 @@ from packtrain.checkpoint.fetching import Fetch
 from packtrain.checkpoint.lending import Lend, Lending
 from packtrain.checkpoint.link import LinkClient, LinkServer
 from packtrain.checkpoint.neighbours import Neighbours, lending_of
+from packtrain.checkpoint.rounds import Round
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import BufferFolder, choose, held, held_in, memory_folder, peer_folder
 from packtrain.core.errors import PacktrainError, PeerCopyFailed, PeerLost, SlotDamaged
@@ -60,6 +61,8 @@ class Pair:
         self.lendings: dict[str, Lending] = {}
         self.savers: dict[str, Saver] = {}
         self.warned: list[PacktrainError] = []
+        self.before: dict[str, int] = {}
+        """As `Round.before`, of each node."""
         self.cable = Cable(lambda: self.servers["n1"].address)
         self.carriers()
 
@@ -94,10 +97,11 @@ class Pair:
         writer = self.writers[self.names.index(name)]
         if name not in self.savers:
             where = BufferFolder(memory_folder(self.run, name), slots=True, lends=True)
-            self.savers[name] = Saver(Node(name), where, Client(), 1, writer, 60.0, self.begun, 1)
+            self.savers[name] = Saver(Node(name), where, Client(), 1, writer, 60.0, self.begun, True)
         spec = fmt.TensorSpec(writer, "float32", (FLOATS,), ("x",))
         piece = fmt.LocalTensor(spec, ((0, FLOATS),), np.full(FLOATS, step, np.float32))
-        assert self.savers[name].remember(step, [piece], {"data_index": step}) is not None
+        begins = Round(step, self.before.get(name, 0))
+        assert self.savers[name].remember(step, [piece], {"data_index": step}, begins) is not None
         self.savers[name].wait_all(0.0)
         line = self.savers[name]._client.told[-1]
         return Lend(**{key: value for key, value in line.items() if key != "op"})
@@ -109,6 +113,7 @@ class Pair:
         self.lendings["n0"].lend(lend, lambda result: (said.append(result), over.set()))
         assert over.wait(WAIT_S)
         self.savers["n0"]._client.ended.append({"id": lend.id, "ok": True})
+        self.before["n0"] = lend.step if isinstance(said[0], dict) else lend.before
         return said[0]
 
     def kept(self) -> list[tuple[str, int]]:
@@ -133,7 +138,7 @@ def test_there_and_back(pair: Pair) -> None:
     [sent] = [one for one in held_in(Node("n0"), memory_folder(pair.run, "n0")) if one.slot.step == 2]
     image = pathlib.Path(sent.image).read_bytes()
     pair.cable.cut_after = 6 * MIB
-    assert isinstance(pair.lend(second), dict) and pair.kept() == [("r00000", 2)]
+    assert isinstance(pair.lend(second), dict) and pair.kept() == [("r00000", 1), ("r00000", 2)]
     assert pair.cable.joined == 3
     pair.remember("n1", 2)
     shutil.rmtree(memory_folder(pair.run, "n0"))
@@ -157,7 +162,7 @@ def test_a_peer_that_is_gone_costs_copies_and_no_more(pair: Pair) -> None:
         assert isinstance(found, PeerCopyFailed) and "does not answer" in found.what
     assert len(pair.warned) == 1 and pair.kept() == [("r00000", 1)]
     pair.cable.refuses = False
-    assert isinstance(pair.lend(pair.remember("n0", 4)), dict) and pair.kept() == [("r00000", 4)]
+    assert isinstance(pair.lend(pair.remember("n0", 4)), dict) and pair.kept() == [("r00000", 1), ("r00000", 4)]
 
 
 def test_a_flipped_byte_of_a_kept_slot_is_found_by_name(pair: Pair) -> None:

@@ -85,8 +85,8 @@ def saver_of(platform, log, client=None, writer=WRITER, slots=True):
     return Saver(platform, BufferFolder(FOLDER, slots=slots), client or Client(), begun.attempt, writer, 60.0, begun)
 
 
-def remember(saver, step, attempt=1):
-    return saver.remember(step, small_state(attempt, step), {"data_index": step, "seed": 7, "mark": "kept"})
+def remember(saver, step, attempt=1, begins=None):
+    return saver.remember(step, small_state(attempt, step), {"data_index": step, "seed": 7, "mark": "kept"}, begins)
 
 
 def begin_again(platform, log):
@@ -491,10 +491,10 @@ def test_the_budget(tmp_path, memory_disk):
         assert chosen(5999, begun=None) == chosen(6000, begun=None) == BufferFolder(memory_folder(run, NODE))
         tight = chosen(GIB, {"/proc/meminfo": "MemAvailable: 5 kB\n"})
         assert "of the 5.0 KiB free in this machine's memory" in tight.no_slots
-        six = choose_buffer_folder(Machine(12_000), run, 1000, None, begun, peer=True)
-        five = choose_buffer_folder(Machine(11_999), run, 1000, None, begun, peer=True)
-        assert (six.slots, six.lends, six.no_lends) == (True, True, "") and not chosen(12_000).lends
-        assert (five.slots, five.lends) == (True, False) and "no copies on other nodes: 6 x 1000 B is" in five.no_lends
+        seven = choose_buffer_folder(Machine(14_000), run, 1000, None, begun, peer=True)
+        six = choose_buffer_folder(Machine(13_999), run, 1000, None, begun, peer=True)
+        assert (seven.slots, seven.lends, seven.no_lends) == (True, True, "") and not chosen(14_000).lends
+        assert (six.slots, six.lends) == (True, False) and "no copies on other nodes: 7 x 1000 B is" in six.no_lends
         assert chosen(3999).path == f"{run}/buffers" and chosen(3999).no_slots
     finally:
         shutil.rmtree(memory_folder(run, NODE))

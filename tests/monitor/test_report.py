@@ -330,7 +330,7 @@ def test_memory_is_told() -> None:
     text = render(sources(*FIRST[:3], *copies, *FIRST[3:], began))
     assert "  2  from step 120" in text and f"\n       {note}\n" in text
     assert "  3 in memory, 1 skipped; median: the loop waited 0.020 s for 66.0 MiB; 6 went to "\
-        "another node, 1 gave way or failed\n" in text
+        "another node, 1 did not arrive\n" in text
 
 
 def test_a_program_is_told_by_its_command() -> None:

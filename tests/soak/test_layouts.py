@@ -20,6 +20,7 @@ from packtrain.checkpoint.saver import Saver
 from packtrain.core.platform import LocalPlatform
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
 from packtrain.train.mesh import make_mesh
+from packtrain.train.orders import SILENCE
 from packtrain.train.saving import local_tensors, restore_state
 from packtrain.train.sections import Sections
 from packtrain.train.state import State, init_state, state_specs
@@ -73,7 +74,7 @@ def stepped(state: State, layout: str, execution: str, microbatches: int, batche
     mesh, step, first, outs = mesh_of(layout), program(layout, execution, microbatches), {}, []
     for index in batches:
         batch = place_batch(packed_rows(index), mesh, microbatches)
-        state, out = step(state, batch, place_orders([0] * 4, mesh), int(Command.RUN))
+        state, out = step(state, batch, place_orders(SILENCE, mesh), int(Command.RUN))
         outs.append(jax.device_get(out))
         first = first or host(state)
     return Run(state, first, host(state), outs)

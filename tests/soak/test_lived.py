@@ -14,6 +14,8 @@ from tests.soak.lived import MODEL, Lived
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 STEPS = 200
+SLOW_BYTES_PER_S = 400_000
+"""Of copies to another node, 0.4 MB each: one takes a second, in which 20 to 60 steps go by."""
 MEMORY = ("checkpoint.memory_every_steps=5", "checkpoint.peer_memory=5", "checkpoint.every_steps=100000")
 LAYOUTS = (("--nodes", "2", "--spares", "1"), ("--nodes", "1", "--spares", "1", "--procs-per-node", "2"))
 Start = Callable[[tuple[str, ...]], Lived]
@@ -57,14 +59,17 @@ def test_killed_pieces_leave_no_trace_in_the_bits(start: Start, options: tuple[s
     assert not base.exists()
 
 
-def test_a_lost_node_goes_on_from_what_its_peer_keeps(start: Start) -> None:
+@pytest.mark.parametrize(("bytes_per_s_max", "lost_at"), [(0, 25), (SLOW_BYTES_PER_S, 90)], ids=["quick", "slow"])
+def test_a_lost_node_goes_on_from_what_its_peer_keeps(start: Start, bytes_per_s_max: int, lost_at: int) -> None:
     """Before anything is on disk a node is lost, with what it had in memory. The spare gets its part from the node that
-    kept a copy, and the end is that of a run nobody touched, bit for bit."""
-    options = (*LAYOUTS[0], *(word for setting in MEMORY for word in ("--set", setting)))
+    kept a copy, also where a copy takes many times its cadence, and the end is that of a run nobody touched, bit for
+    bit."""
+    settings = (*MEMORY, f"checkpoint.peer_bytes_per_s_max={bytes_per_s_max}")
+    options = (*LAYOUTS[0], *(word for setting in settings for word in ("--set", setting)))
     quiet = start(options)
     assert quiet.end() == 0, quiet.said()
     run = start(options)
-    run.until_trained(1)
+    run.until_trained(1, lost_at)
     run.lose(run.working_node())
     assert run.end() == 0, run.said()
     records = [entry.record for entry in read_folder(run.platform, str(run.run / "journal")).entries]

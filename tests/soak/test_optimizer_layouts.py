@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from packtrain.train.config import ModelConfig, OptimConfig, TrainConfig
+from packtrain.train.orders import SILENCE
 from packtrain.train.state import init_state
 from packtrain.train.step import Command, make_step, place_batch, place_orders
 from tests.train.tiny import GUARD, MODEL, OPTIM, SEED, Run, host, mesh_of, packed_rows
@@ -42,7 +43,7 @@ def run_of(name: str, layers: int, sizes: tuple[tuple[str, int], ...]) -> Run:
     state = init_state(model, optim, SEED, mesh)
     for index in range(3):
         batch = place_batch(packed_rows(index), mesh, 1)
-        state, out = step(state, batch, place_orders([0] * 4, mesh), int(Command.RUN))
+        state, out = step(state, batch, place_orders(SILENCE, mesh), int(Command.RUN))
         outs.append(jax.device_get(out))
     return Run(host(state), outs)
 

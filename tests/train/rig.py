@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.format import LocalTensor, PlacedBox, TensorSpec
 from packtrain.checkpoint.publish import Gate, Part, Save, carry
 from packtrain.checkpoint.reader import open_restore
+from packtrain.checkpoint.rounds import Round
 from packtrain.checkpoint.saver import Saver, SaveResult
 from packtrain.core.contract import Beats, Order
 from packtrain.core.errors import PacktrainError
@@ -101,10 +102,12 @@ class Script:
 
 
 class Kept:
-    """Saves that go nowhere: copies of the arrays, by step. `errors`: what comes of each save in turn; None: saved."""
+    """Saves that go nowhere: copies of the arrays, by step. `errors`: what comes of each save in turn; None: saved.
+    `ends`: how the round of a step ends, at once; one that is not there does not."""
 
     def __init__(
-        self, errors: Sequence[PacktrainError | None] = (), busy: Sequence[int] = (), remembers: bool = False
+        self, errors: Sequence[PacktrainError | None] = (), busy: Sequence[int] = (), remembers: bool = False,
+        ends: Mapping[int, int] | None = None,
     ) -> None:
         self.saved: dict[int, list[LocalTensor]] = {}
         self.skip_reason = "busy as scripted"
@@ -113,6 +116,8 @@ class Kept:
         self.offers: list[int] = []
         self.remembers = remembers
         self.remembered: list[int] = []
+        self.rounds: list[Round] = []
+        self.round_ended, self.ends = 0, ends or {}
         self.deadlines: list[float | None] = []
 
     def save(
@@ -134,8 +139,13 @@ class Kept:
     def peer_news(self) -> tuple[int, int]:
         return 0, 0
 
-    def remember(self, step: int, tensors: list[LocalTensor], meta: dict[str, Any]) -> float | None:
+    def remember(
+        self, step: int, tensors: list[LocalTensor], meta: dict[str, Any], begins: Round | None = None
+    ) -> float | None:
         self.remembered.append(step)
+        if begins is not None:
+            self.rounds.append(begins)
+            self.round_ended = self.ends.get(begins.step, self.round_ended)
         return None if step in self._busy else 0.5
 
     def forget(self) -> None:
@@ -262,6 +272,7 @@ class Attempt:
     held_out: Any = None
     sampler: Any = None
     profile_steps: int = 0
+    peer_every: int = 0
     around: Callable[[Step], Step] = lambda step: step
     """What stands between the loop and the compiled step."""
 
@@ -277,7 +288,7 @@ class Attempt:
             spec=self.spec, mesh=made.mesh, platform=self.platform, journal=journal, beats=Beats(None),
             orders=self.orders, wire=made.wire, feed=self.feed, step=self.around(ArmedStep(made.step, self.feed)),
             held_out=self.held_out or made.held_out, sampler=self.sampler or made.sampler, saves=saves,
-            attempt=self.attempt, grace_s=self.grace_s, profiler=profiler,
+            attempt=self.attempt, grace_s=self.grace_s, profiler=profiler, peer_every=self.peer_every,
         )
         state = self.state or fresh_state(made.mesh)
         self.loop = Loop(parts, state, self.standing)

@@ -122,8 +122,8 @@ def test_bad_again_in_another_way(tmp_path: pathlib.Path) -> None:
     def unsteady(step: rig.Step) -> rig.Step:
         """The compiled step on hardware that flips a bit of the gradient now and then: not while it is probed."""
 
-        def call(state: rig.State, batch: rig.Any, orders_R4: rig.Any, command: rig.Any) -> rig.Any:
-            state, out = step(state, batch, orders_R4, command)
+        def call(state: rig.State, batch: rig.Any, orders_R5: rig.Any, command: rig.Any) -> rig.Any:
+            state, out = step(state, batch, orders_R5, command)
             return state, out if command == Command.PROBE else out._replace(digest=out.digest + next(drift))
 
         return call

@@ -10,6 +10,7 @@ import pytest
 
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.reader import restoring
+from packtrain.checkpoint.rounds import Round
 from packtrain.checkpoint.saver import Saver
 from packtrain.checkpoint.slots import BufferFolder, look, memory_folder
 from packtrain.core.errors import GuardRollback
@@ -39,6 +40,20 @@ def test_copies_have_a_cadence_of_their_own(tmp_path: pathlib.Path) -> None:
     plain = rig.Attempt(folder, spec=remembering(2), offering=kept).run()
     assert (kept.remembered, rig.records(folder, MemorySaved)) == ([], [])
     assert rig.bits(final) == rig.bits(plain)
+
+
+def test_rounds_begin_as_all_have_said(tmp_path: pathlib.Path) -> None:
+    """A round begins with a step of its cadence, when what was read from the calls up to it says that the last one has
+    ended, also where a batch was run again there; which one was held last goes with it."""
+    for ends, rounds in (
+        ({2: 2, 4: 4}, [Round(2, 0), Round(4, 2)]), ({2: -2}, [Round(2, 0), Round(4, 0)]), ({}, [Round(2, 0)]),
+    ):
+        kept, folder = rig.Kept(remembers=True, ends=ends), rig.fresh_folder(tmp_path, f"of {len(ends)} {rounds[-1]}")
+        rig.Attempt(folder, spec=remembering(1), offering=kept, peer_every=2, feed=rig.Feed({3: 1})).run()
+        assert kept.rounds == rounds and kept.remembered == [1, 2, 3, 4, 5]
+    none = rig.Kept(remembers=True)
+    rig.Attempt(rig.fresh_folder(tmp_path, "none"), spec=remembering(1), offering=none).run()
+    assert none.rounds == []
 
 
 def test_a_rollback_leaves_nothing_in_memory(tmp_path: pathlib.Path) -> None:

@@ -16,6 +16,7 @@ from packtrain.train import axes
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
 from packtrain.train.loss import Head, Losses, head_losses
 from packtrain.train.model import init_params, logits_of
+from packtrain.train.orders import SILENCE
 from packtrain.train.state import state_specs, unflatten
 from packtrain.train.step import Command, gradient_sums, make_step, place_batch, place_orders
 from tests.train.lowering import SHIPPED
@@ -132,7 +133,7 @@ def largest_array(loss_tokens: int) -> int:
     shapes = {name: jax.ShapeDtypeStruct(shape, kind) for name, (shape, kind, _) in state_specs(model, OPTIM).items()}
     state = unflatten(shapes, model, OPTIM)
     step: Any = make_step(model, OptimConfig(), GuardConfig(), train, mesh)
-    program = step.lower(state, batch, place_orders([0] * 4, mesh), jnp.int32(Command.RUN))
+    program = step.lower(state, batch, place_orders(SILENCE, mesh), jnp.int32(Command.RUN))
     text = program.compile(SHIPPED | {"xla_backend_optimization_level": 0}).as_text()
     return max(math.prod(map(int, sizes.split(","))) for sizes in re.findall(r"[a-z]\w*\[([\d,]+)\]", text))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
+from packtrain.train.orders import SILENCE
 from packtrain.train.state import init_state
 from packtrain.train.step import Command, make_step, place_batch, place_orders
 from tests.train.tiny import Rows, mesh_of
@@ -43,7 +44,7 @@ def test_loss_reaches_the_entropy_of_a_markov_chain() -> None:
     model = ModelConfig(vocab=128, layers=2, embed=32, heads=2, kv_heads=2, head=16, mlp=64)
     optim, train = OptimConfig(learning_rate=1e-2, warmup_steps=20), TrainConfig(steps=STEPS)
     state, step = init_state(model, optim, 0, mesh), make_step(model, optim, GuardConfig(), train, mesh)
-    orders = place_orders([0] * 4, mesh)
+    orders = place_orders(SILENCE, mesh)
     for index in range(STEPS):
         state, _ = step(state, place_batch(chain.rows(index, ROWS), mesh, 1), orders, int(Command.RUN))
     losses = []

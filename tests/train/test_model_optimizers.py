@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from packtrain.train.config import OptimConfig
+from packtrain.train.orders import SILENCE
 from packtrain.train.step import Command, Out, place_batch, place_orders
 from tests.train.tiny import OPTIM, fresh, host, mesh_of, packed_rows, placed, run_of, step_of
 
@@ -27,7 +28,7 @@ Ran = tuple[dict[str, np.ndarray], Out]
 def ran(leaves: dict[str, np.ndarray], optim: OptimConfig, first: int, steps: int, varied: bool = True) -> list[Ran]:
     """State and output after each of some steps on one device."""
     mesh, step, after = mesh_of(), step_of((), 1, optim), []
-    state, orders = placed(leaves, mesh, optim), place_orders([0] * 4, mesh)
+    state, orders = placed(leaves, mesh, optim), place_orders(SILENCE, mesh)
     for index in range(first, first + steps):
         batch = place_batch(packed_rows(index if varied else 0), mesh, 1)
         state, out = step(state, batch, orders, int(Command.RUN))

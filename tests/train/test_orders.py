@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packtrain.checkpoint.rounds import NEVER
 from packtrain.core.contract import GO_ID, ORDER_LAG, Order, Word
 from packtrain.train.orders import AGENT, BAND, OWN, SILENCE, TERM, Orders
 
@@ -67,11 +68,11 @@ def test_an_own_order_keeps_its_word_until_obeyed() -> None:
     orders.wish(Word.SAVE)
     sent = orders.row()
     orders.wish(Word.FINISH)
-    assert sent == (OWN * BAND + 1, Word.SAVE, 0, 0)
+    assert sent == (OWN * BAND + 1, Word.SAVE, 0, 0, 0)
     assert orders.row() == sent
     orders.heard_now(rows(orders))
     orders.wish(Word.FINISH)
-    assert orders.row() == (OWN * BAND + 2, Word.FINISH, 0, 0)
+    assert orders.row() == (OWN * BAND + 2, Word.FINISH, 0, 0, 0)
 
 
 def test_older_and_outlandish_ids_are_ignored() -> None:
@@ -83,12 +84,24 @@ def test_older_and_outlandish_ids_are_ignored() -> None:
         script.order = Order(stale, Word.STOP)
         assert orders.row() == SILENCE
     script.order = Order(6, Word.RESUME)
-    assert orders.row() == (AGENT * BAND + 6, Word.RESUME, 0, 0)
+    assert orders.row() == (AGENT * BAND + 6, Word.RESUME, 0, 0, 0)
 
 
 def test_rows_fit_int32() -> None:
     """The highest id there is fits the i32 array that carries it."""
     assert np.iinfo(np.int32).max >= TERM * BAND + BAND - 1
+
+
+def test_all_hear_how_a_round_ended_at_each() -> None:
+    """It travels beside orders and in silence alike, in steps and in pulses, the latest counts, and is no order."""
+    world = [Orders(None), Orders(Script(Order(3, Word.HOLD, 7, 5))), Orders(None)]
+    assert world[0].row(-40) == (0, 0, 0, 0, -40)
+    sent = np.array([orders.row(ended) for orders, ended in zip(world, (30, -40, 0))], np.int32)
+    world[0].hear(1, sent)
+    assert world[1].heard_now(sent) == Order(3, Word.HOLD, 7, 5)
+    assert world[0].ended == world[1].ended == (30, -40, 0) and world[2].ended == ()
+    world[0].hear(2, np.array([world[0].row(NEVER)] * 3, np.int32))
+    assert world[0].ended == (NEVER,) * 3
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["term", "agent", "own"])), max_size=6)

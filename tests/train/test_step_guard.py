@@ -14,6 +14,7 @@ from packtrain.train import axes
 from packtrain.train.axes import ParamSpec
 from packtrain.train.config import GuardConfig, TrainConfig
 from packtrain.train.guard import GuardStats, Verdict, judge, learn, summary
+from packtrain.train.orders import SILENCE
 from packtrain.train.state import State
 from packtrain.train.step import Command, Out, make_step, place_batch, place_orders
 from tests.train.tiny import MODEL, OPTIM, Rows, fresh, host, mesh_of, packed_rows, placed
@@ -34,7 +35,7 @@ def poisoned(index: int) -> Rows:
 
 
 def take(state: State, rows: Rows, command: Command = Command.RUN) -> tuple[State, Out]:
-    state, out = program()(state, place_batch(rows, mesh_of(), 1), place_orders([0] * 4, mesh_of()), int(command))
+    state, out = program()(state, place_batch(rows, mesh_of(), 1), place_orders(SILENCE, mesh_of()), int(command))
     return state, jax.device_get(out)
 
 

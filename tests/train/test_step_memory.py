@@ -15,6 +15,7 @@ from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainC
 from packtrain.train.guard import summary
 from packtrain.train.model import param_specs
 from packtrain.train.optim import clip_factor, schedule, updated
+from packtrain.train.orders import SILENCE
 from packtrain.train.state import State, state_specs, unflatten
 from packtrain.train.step import Command, gradient_sums, make_step, place_batch, place_orders
 from tests.train.lowering import SHIPPED
@@ -49,7 +50,7 @@ def arguments() -> tuple[Any, ...]:
         for name, (shape, dtype, dims) in state_specs(MODEL, OPTIM).items()
     }
     batch = place_batch(packed_rows(rows=2, length=8, vocab=512), mesh, 1)
-    return unflatten(state, MODEL, OPTIM), batch, place_orders([0] * 4, mesh), jnp.int32(Command.RUN)
+    return unflatten(state, MODEL, OPTIM), batch, place_orders(SILENCE, mesh), jnp.int32(Command.RUN)
 
 
 def memory(step: Any) -> Any:

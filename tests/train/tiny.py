@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
 from packtrain.train.mesh import make_mesh
+from packtrain.train.orders import SILENCE
 from packtrain.train.state import State, flatten, init_state, shardings, unflatten
 from packtrain.train.step import Command, Out, make_step, place_batch, place_orders
 
@@ -85,7 +86,7 @@ def run_of(sizes: Sizes = (), microbatches: int = 1, optim: OptimConfig = OPTIM,
     """Three steps from the fresh state on one layout. `execution`: fields of TrainConfig."""
     mesh = mesh_of(**dict(sizes))
     state, step = placed(fresh(optim), mesh, optim), step_of(sizes, microbatches, optim, **execution)
-    outs, orders = [], place_orders([0] * 4, mesh)
+    outs, orders = [], place_orders(SILENCE, mesh)
     for index in range(3):
         state, out = step(state, place_batch(packed_rows(index), mesh, microbatches), orders, int(Command.RUN))
         outs.append(jax.device_get(out))
