@@ -5,8 +5,8 @@ it ended an evaluation that was cut off. A save without one has no figure and is
 is NaN or infinite. Figures over other stores, or over more or fewer tokens of them (the last evaluation of a run reads
 all rows, those in the loop some), do not compare: each such kind has a list of its own. Of equals the older is better.
 
-Where the journal of an attempt was not read whole, its saves without a figure may be the best ones: nobody knows, so
-none of them goes (`unknown`).
+A save without a figure may be one of the best where the journal of its attempt has a hole, or was not read beyond that
+step: nobody knows, so it does not go (`unknown`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Judged(msgspec.Struct, frozen=True):
 
     evaluations: tuple[Evaluation, ...] = ()
     """In the order of their writers: of two of one state and store the later one counts."""
-    whole: frozenset[int] = frozenset()
-    """Attempts of which every evaluation is known."""
+    read_to: Mapping[int, float] = {}
+    """Attempt -> step: every evaluation of its saves before that step is known."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ def unknown(
     if not config.keep_best:
         return []
     known = _figures(saves, commits, judged, config)
-    return [save for save in saves if save.attempt not in judged.whole and save.number not in known]
+    return [save for save in saves if save.step >= judged.read_to.get(save.attempt, 0) and save.number not in known]
 
 
 def _order(one: tuple[float, int, Figure]) -> tuple[float, int]:

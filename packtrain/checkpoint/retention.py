@@ -127,7 +127,7 @@ def _as_best(survey: Survey, config: CheckpointConfig, saves: list[Commit]) -> I
     yield from ((save, Reason("best", rank.words())) for save in saves for rank in ranks.get(save.number, ()))
     here = [commit for commit in saves if commit.folder in survey.ages_s]
     for save in unknown(here, survey.commits, survey.judged, config):
-        words = f"perhaps one of the best: the journal of attempt {save.attempt} is not whole"
+        words = f"perhaps one of the best: the journal of attempt {save.attempt} may lack its evaluation"
         yield save, Reason("unknown", words)
 
 

@@ -404,7 +404,7 @@ class Loop:
                 records.append(sums.record(self.index, store, final))
             records += parts.sampler.records(self.state.params, prompts, self.index, final)
         if parts.speaks:
-            for record in records:  # on disk before a save of this step is: retention decides from it
+            for record in records:  # before anything of a later step: retention believes no silence without that
                 parts.journal.write(record, durable=record is records[-1])
 
     @contextmanager

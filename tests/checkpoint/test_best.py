@@ -19,7 +19,16 @@ from packtrain.checkpoint.retention import Survey, Tombstone, kept_folders, line
 from packtrain.core.errors import Contradiction
 from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.journal import Journal
-from packtrain.core.records import EvalDone, Record, RecordsLost, TrainerStarted
+from packtrain.core.records import (
+    ErrorSeen,
+    EvalDone,
+    Record,
+    RecordsLost,
+    SaveDone,
+    StepDone,
+    TrainerStarted,
+    TrainingDone,
+)
 from tests.checkpoint.histories import logs, saved, surveys
 from tests.checkpoint.worlds import RUN, WRITER, make_run, publish_small
 
@@ -31,9 +40,9 @@ def said(step: int, loss: float, attempt: int = 1, store: str = "s", tokens: int
     return Evaluation(attempt, step, final, store, loss, loss / 2, tokens)
 
 
-def of(saves, *evaluations: Evaluation, whole=(1, 2, 3), commits=None, **more) -> Survey:
+def of(saves, *evaluations: Evaluation, read=(1, 2, 3), commits=None, **more) -> Survey:
     ages = {save.folder: 0.0 for save in saves}
-    plain = {"tombstones": {}, "ages_s": ages, "now_s": 0.0, "judged": Judged(evaluations, frozenset(whole))}
+    plain = {"tombstones": {}, "ages_s": ages, "now_s": 0.0, "judged": Judged(evaluations, dict.fromkeys(read, inf))}
     return Survey(commits=commits or (BEGUN, *saves), **plain | more)
 
 
@@ -54,8 +63,9 @@ def judged_surveys(draw):
         said(commit.step, draw(losses), commit.attempt, "s", draw(st.sampled_from([100, 200])), draw(st.booleans()))
         for commit in state.commits if commit.step >= 0 and draw(st.integers(0, 3))
     ]
-    whole = draw(st.sets(st.sampled_from(sorted({commit.attempt for commit in state.commits}))))
-    return msgspec.structs.replace(state, judged=Judged(tuple(found), frozenset(whole)))
+    steps = st.sampled_from([0, 5, 20, inf])
+    read_to = draw(st.dictionaries(st.sampled_from(sorted({commit.attempt for commit in state.commits})), steps))
+    return msgspec.structs.replace(state, judged=Judged(tuple(found), read_to))
 
 
 best_configs = st.builds(CheckpointConfig, keep_last=st.integers(1, 3), keep_best=st.integers(1, 3))
@@ -64,14 +74,14 @@ best_configs = st.builds(CheckpointConfig, keep_last=st.integers(1, 3), keep_bes
 @given(judged_surveys(), best_configs)
 def test_the_plan_never_marks_one_of_the_best(state, config):
     """Of the lineage only goes a save of whose every figure, NaN aside, `keep_best` better ones stay; one without a
-    figure goes only where the journal of its attempt is whole. And the last ones stay, as ever."""
+    figure goes only where the journal of its attempt was read beyond it. And the last ones stay, as ever."""
     lineage = {commit.folder: commit for commit in lineage_of(state.commits) if commit.kind == "save"}
     going = {action.folder for action in plan(state, config) if action.action != "lift"}
     going |= {folder for folder, stone in state.tombstones.items() if folder not in state.ages_s}
     figures = {folder: figures_of(state, commit) for folder, commit in lineage.items()}
     for folder in going & lineage.keys() & state.ages_s.keys():
         assert folder not in list(lineage)[: config.keep_last]
-        assert figures[folder] or lineage[folder].attempt in state.judged.whole
+        assert figures[folder] or lineage[folder].step < state.judged.read_to.get(lineage[folder].attempt, 0)
         for tokens, loss in figures[folder].items():
             better = [
                 other for other in lineage.keys() - going
@@ -221,14 +231,14 @@ def test_who_was_marked_or_purged_does_not_compete():
 
 
 def test_what_may_be_the_best_for_all_that_is_known_stays():
-    """Where the journal of its attempt is not whole a save without a figure stays, and says why; one whose figure is
+    """Where the journal of its attempt may lack one a save without a figure stays, and says why; one whose figure is
     known goes when better ones are known; what is not there is not owed for that."""
     saves = [saved(number, 1, number * 10) for number in range(2, 7)]
-    state = of(saves, said(20, 2.0), said(30, 1.0), said(40, 1.5), whole=())
+    state = of(saves, said(20, 2.0), said(30, 1.0), said(40, 1.5), read=())
     assert [action.folder for action in plan(state, TWO)] == [saves[0].folder]
     assert kept_steps(state, TWO, "unknown") == [50, 60]
     told = reasons(state, TWO)[saves[3].folder]
-    assert [one.words for one in told] == ["perhaps one of the best: the journal of attempt 1 is not whole"]
+    assert [one.words for one in told] == ["perhaps one of the best: the journal of attempt 1 may lack its evaluation"]
     there = {save.folder: 0.0 for save in saves if save.step != 50}
     assert [commit.step for commit in owed(msgspec.structs.replace(state, ages_s=there), TWO)] == [60, 40, 30]
 
@@ -272,9 +282,16 @@ def done(step: int, loss: float) -> EvalDone:
 def written(platform: FakePlatform, attempt: int, *losses: float, rank: int = 0) -> str:
     """A journal of a trainer, evaluated at 10, 20 and so on. Its file."""
     journal = Journal(platform, f"{RUN}/journal", "trainer", rank)
-    for record in (started(attempt, rank), *(done(10 * n, loss) for n, loss in enumerate(losses, 1))):
+    evaluated = [done(10 * n, loss) for n, loss in enumerate(losses, 1)]
+    for record in (started(attempt, rank), *evaluated, TrainingDone(step=10 * len(losses), updates_skipped=0)):
         journal.write(record, durable=True)
     return f"{RUN}/journal/{journal.writer}.0001.jsonl"
+
+
+def stepped(step: int) -> StepDone:
+    return StepDone(
+        step=step, loss=1.0, bits_per_byte=1.0, grad_norm=1.0, learning_rate=1.0, tokens=1, seconds=1.0, mfu=0.1
+    )
 
 
 def found(judged: Judged) -> list[tuple[int, int, float]]:
@@ -292,13 +309,13 @@ def test_evaluations_are_followed():
     written(platform, 2, nan)
     judged = judging.look()
     assert found(judged)[:2] == [(1, 10, 3.0), (1, 20, 2.0)] and found(judged)[2][:2] == (2, 10)
-    assert judged.whole == {1, 2} and judged.evaluations[2].loss != judged.evaluations[2].loss
+    assert judged.read_to == {1: inf, 2: inf} and judged.evaluations[2].loss != judged.evaluations[2].loss
     assert Judging(platform, RUN, CheckpointConfig()).look() == Judged(), "nobody asks, so nothing is read"
 
 
 def test_a_journal_with_a_hole_is_not_whole():
-    """A damaged line, a file that is gone, records told to be lost, an evaluation that cannot be read: that attempt is
-    not whole, though what is read of it counts, and another attempt is."""
+    """A damaged line, a file that is gone, records told to be lost, an evaluation that cannot be read: no silence of
+    that attempt is believed, though what is read of it counts, and that of another attempt is."""
 
     def damaged(platform: FakePlatform, file: str) -> None:
         data = platform.disk.find_file(file).data
@@ -313,14 +330,49 @@ def test_a_journal_with_a_hole_is_not_whole():
         written(platform, 2, 1.0)
         harm(platform, file)
         judged = Judging(platform, RUN, TWO).look()
-        assert judged.whole == {2} and found(judged) == [*left, (2, 10, 1.0)]
+        assert judged.read_to.get(1, 0) == 0 and judged.read_to[2] == inf
+        assert found(judged) == [*left, (2, 10, 1.0)]
     for last in (RecordsLost(count=2, error="full"), Newer(step="20")):
         platform = FakePlatform(FakeDisk(), "a")
         journal = Journal(platform, f"{RUN}/journal", "trainer")
-        for record in (started(1), done(10, 3.0), last):
+        for record in (started(1), done(10, 3.0), last, stepped(30)):
             journal.write(record, durable=True)
         judged = Judging(platform, RUN, TWO).look()
-        assert judged.whole == frozenset() and found(judged) == [(1, 10, 3.0)]
+        assert judged.read_to == {1: 0} and found(judged) == [(1, 10, 3.0)]
+
+
+def test_a_writer_that_died_with_its_evaluation_held_keeps_the_save():
+    """The disk refuses the evaluation of 20, takes the save of 20, and the writer is killed: nothing is missing in its
+    journal, and yet that save may be the best. One before it, which the journal was written beyond, may go."""
+    platform = FakePlatform(FakeDisk(), "a")
+    journal = Journal(platform, f"{RUN}/journal", "trainer")
+    for record in (started(1), done(10, 3.0), stepped(12), stepped(20)):
+        assert journal.write(record, durable=True)
+    platform.faults = lambda op, path, n: fail(errno.ENOSPC) if op == "write" and "/journal/" in path else None
+    assert not journal.write(done(20, 1.0), durable=True)
+    platform.faults = lambda op, path, n: None
+    saves = [saved(number, 1, step) for number, step in ((2, 10), (3, 11), (4, 20), (5, 21))]
+    state = of(saves, judged=Judging(platform, RUN, TWO).look())
+    assert kept_steps(state, TWO) == [10] and kept_steps(state, TWO, "unknown") == [20, 21]
+    assert [action.folder for action in plan(state, TWO)] == [saves[1].folder]
+
+
+@pytest.mark.parametrize(("last", "to"), [
+    (stepped(30), 30), (SaveDone(step=30, commit=4, bytes=1, stall_s=0.0, write_s=0.0), 30),
+    (TrainingDone(step=30, updates_skipped=0), inf), (ErrorSeen(severity="error", name="stopped", what=""), inf),
+    (ErrorSeen(severity="warning", name="store.damaged", what=""), 20),
+])
+def test_a_journal_is_believed_as_far_as_it_goes(last, to):
+    """Up to the last step that was told of; to its end where the writer told how it ended, and a warning is no end. A
+    later segment that was deleted takes that away again."""
+    platform = FakePlatform(FakeDisk(), "a")
+    journal = Journal(platform, f"{RUN}/journal", "trainer", segment_bytes=1)
+    for record in (started(1), stepped(20), done(20, 1.0), last):
+        journal.write(record, durable=True)
+    assert Judging(platform, RUN, TWO).look().read_to == {1: to}
+    for name in sorted(platform.listdir(f"{RUN}/journal"))[3:]:  # an empty one, the start, step 20
+        platform.unlink(f"{RUN}/journal/{name}")
+    assert Judging(platform, RUN, TWO).look() == Judged((), {1: 20})
 
 
 class Newer(Record, tag="eval"):
@@ -330,7 +382,8 @@ class Newer(Record, tag="eval"):
 
 
 def test_a_disk_that_refused_is_asked_again():
-    """While the file cannot be read its attempt is not whole; once it can, the same reader says what a new one says."""
+    """While the file cannot be read nothing is known of its attempt; once it can, the same reader says what a new one
+    says."""
     platform = FakePlatform(FakeDisk(), "a")
     file = written(platform, 1, 3.0)
     judging = Judging(platform, RUN, TWO)
@@ -338,7 +391,7 @@ def test_a_disk_that_refused_is_asked_again():
     assert judging.look() == Judged()
     platform.faults = lambda op, path, n: None
     judged = judging.look()
-    assert judged.whole == {1} and found(judged) == [(1, 10, 3.0)] == found(Judging(platform, RUN, TWO).look())
+    assert judged.read_to == {1: inf} and found(judged) == [(1, 10, 3.0)] == found(Judging(platform, RUN, TWO).look())
     platform.faults = lambda op, path, n: fail(errno.EIO) if op == "listdir" and path == f"{RUN}/journal" else None
     with pytest.raises(OSError):
         judging.look()

@@ -93,7 +93,7 @@ def test_it_is_told_why_a_save_is_kept(run: pathlib.Path, capsys: pytest.Capture
         return [" ".join(row[6:]) for row in rows]
 
     best = "best 1 of 1 by held-out loss 2.3100 (32,768 tokens)"
-    perhaps = "perhaps one of the best: the journal of attempt 2 is not whole"
+    perhaps = "perhaps one of the best: the journal of attempt 2 may lack its evaluation"
     assert words() == [
         "", best, "pinned, rolled back", perhaps, "rolled back", f"restored next, every 40 steps, {perhaps}",
     ]

@@ -30,7 +30,7 @@ from packtrain.core.contract import Word
 from packtrain.core.errors import CheckpointDamaged, GuardRollback, SaveFailed, SlotDamaged, WrongModel
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
-from packtrain.core.records import ErrorSeen, EvalDone, PhaseTotals, SaveDone, StepDone
+from packtrain.core.records import ErrorSeen, EvalDone, PhaseTotals, SaveDone, StepDone, TrainingDone
 from tests.supervise.noted import begun
 
 SPEC = TensorSpec("state", "int64", (2,), ("pair",))
@@ -146,6 +146,9 @@ class Toy:
         self.saver.close()
         self.beats.close()
         self.journal.write(PhaseTotals(attempt=self.place.attempt, rank=0, ns=self.beats.totals()))
+        if code == contract.EXIT_DONE and TOY.get("losses"):
+            done = TrainingDone(step=int(self.state[0]), updates_skipped=0, attempt=self.place.attempt)
+            self.journal.write(done, durable=True)
         self.journal.close()
         return code
 
