@@ -126,16 +126,21 @@ def _require_unpinned(platform: Platform, run_folder: str, folder: str) -> None:
 
 
 def _mark(platform: Platform, stone: str, action: Action) -> None:
-    """Write the tombstone; one that is there already keeps its time, unless it is damaged and so never counted."""
-    data = msgspec.json.encode(Tombstone(action.folder, platform.wall_s(), action.reason, action.asked))
+    """Write the tombstone; one that is there already keeps its time, unless it is damaged and so never counted. A
+    person's mark outweighs one of retention's own."""
+    mark = Tombstone(action.folder, platform.wall_s(), action.reason, action.asked)
     folder = stone.rpartition("/")[0]
     platform.mkdir(folder)
     try:
-        platform.write_new(stone, data)
+        platform.write_new(stone, msgspec.json.encode(mark))
         platform.fsync_dir(folder)
     except FileExistsError:
-        if parse_tombstone(platform.read(stone, 0, TOMBSTONE_BYTES_MAX)) is None:
-            platform.write_replacing(stone, data)
+        found = parse_tombstone(platform.read(stone, 0, TOMBSTONE_BYTES_MAX))
+        if found is not None and found.folder == mark.folder:
+            if found.asked or not mark.asked:
+                return
+            mark = msgspec.structs.replace(mark, written_s=found.written_s)
+        platform.write_replacing(stone, msgspec.json.encode(mark))
 
 
 def _require_current(platform: Platform, run_folder: str, attempt: int, folder: str) -> None:

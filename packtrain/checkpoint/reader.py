@@ -268,10 +268,7 @@ def is_going(platform: Platform, run_folder: str, commit: Commit) -> bool:
     stones = f"{run_folder}/tombstones"
     if platform.exists(f"{stones}/{purging_name(commit.folder)}"):
         return True
-    with suppress(CheckpointUnreadable):  # its place is away: nobody knows
-        manifest = f"{checkpoint_folder(platform, run_folder, commit)}/{fmt.MANIFEST}"
-        return platform.exists(f"{stones}/{tombstone_name(commit.folder)}") and not platform.exists(manifest)
-    return False
+    return platform.exists(f"{stones}/{tombstone_name(commit.folder)}") and _beheaded(platform, run_folder, commit)
 
 
 def survey(platform: Platform, run_folder: str, judge: Callable[[], Judged] = Judged) -> Survey:
@@ -291,8 +288,11 @@ def survey(platform: Platform, run_folder: str, judge: Callable[[], Judged] = Ju
             # Purged, or that disk is away: what nobody sees nobody purges.
             with suppress(OSError, CheckpointDamaged, CheckpointUnreadable):
                 ages[commit.folder] = now_s - platform.modified_s(checkpoint_folder(platform, run_folder, commit))
+    stones = _tombstones(platform, run_folder)
+    marked = [commit for commit in commits if commit.folder in stones.keys() & ages.keys()]
     return Survey(
-        commits=tuple(commits), tombstones=_tombstones(platform, run_folder), ages_s=ages, now_s=now_s,
+        commits=tuple(commits), tombstones=stones, ages_s=ages, now_s=now_s,
+        going=frozenset(commit.folder for commit in marked if _beheaded(platform, run_folder, commit)),
         pinned=frozenset(pins(platform, run_folder)),
         copied=copied_numbers(platform, run_folder, commits),
         mirrored=holders(noted_states(platform, run_folder)), judged=judge(),
@@ -338,6 +338,13 @@ def _has(platform: Platform, path: str, size: int) -> bool:
         return platform.size(path) == size
     except FileNotFoundError:
         return False
+
+
+def _beheaded(platform: Platform, run_folder: str, commit: Commit) -> bool:
+    """Its manifest is gone. False where its place is away: nobody knows."""
+    with suppress(CheckpointDamaged, CheckpointUnreadable):  # or a record that leads nowhere
+        return not platform.exists(f"{checkpoint_folder(platform, run_folder, commit)}/{fmt.MANIFEST}")
+    return False
 
 
 def _read_manifest(platform: Platform, folder: str, commit: Commit) -> Manifest:

@@ -47,6 +47,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     now_s: float
     pinned: Collection[str] = frozenset()
     """Folders."""
+    going: Collection[str] = frozenset()
+    """Folders that a purge which was cut short took the manifest of."""
     copied: Collection[int] = frozenset()
     """Numbers of the records whose checkpoints were brought here; (): this folder is no copy."""
     mirrored: Mapping[int, tuple[str, ...]] = {}
@@ -117,13 +119,14 @@ def reasons(survey: Survey, config: CheckpointConfig) -> dict[str, list[Reason]]
 
 
 def _may_be_kept(survey: Survey, folder: str) -> bool:
-    """For its number, or for being good: it is not purged, and no person marked it."""
+    """For its number, or for being good: no purge of it has begun, and no person marked it."""
     stone = survey.tombstones.get(folder)
-    return stone is None or (folder in survey.ages_s and not stone.asked)
+    return stone is None or (folder in survey.ages_s and folder not in survey.going and not stone.asked)
 
 
 def _as_best(survey: Survey, config: CheckpointConfig, saves: list[Commit]) -> Iterator[tuple[Commit, Reason]]:
-    ranks = best(saves, survey.commits, survey.judged, config)
+    reach = [one for one in saves if one.folder in survey.ages_s or one.number in survey.mirrored]
+    ranks = best(reach, survey.commits, survey.judged, config)
     yield from ((save, Reason("best", rank.words())) for save in saves for rank in ranks.get(save.number, ()))
     here = [commit for commit in saves if commit.folder in survey.ages_s]
     for save in unknown(here, survey.commits, survey.judged, config):

@@ -14,8 +14,9 @@ from packtrain.checkpoint.best import Evaluation, Judged, best
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.judged import Judging
-from packtrain.checkpoint.reader import survey
-from packtrain.checkpoint.retention import Survey, Tombstone, kept_folders, lineage_of, owed, plan, reasons
+from packtrain.checkpoint.purge import execute
+from packtrain.checkpoint.reader import survey, verify_commit
+from packtrain.checkpoint.retention import Action, Survey, Tombstone, kept_folders, lineage_of, owed, plan, reasons
 from packtrain.core.errors import Contradiction
 from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.journal import Journal
@@ -214,8 +215,7 @@ def test_a_text_without_a_token_or_a_byte_judges_nothing():
 
 
 def test_who_was_marked_or_purged_does_not_compete():
-    """A person's mark gives the place to the next best, and so does a purge; a mark of retention's own is lifted. One
-    that was taken away from outside is owed."""
+    """A person's mark gives the place to the next best, and so does a purge; a mark of retention's own is lifted."""
     saves = [saved(number, 1, number * 10) for number in range(2, 6)]
     told = [said(20, 1.0), said(30, 2.0), said(40, 3.0), said(50, 4.0)]
     config = CheckpointConfig(keep_last=1, keep_best=1)
@@ -226,8 +226,50 @@ def test_who_was_marked_or_purged_does_not_compete():
     assert ("lift", folder) in [(action.action, action.folder) for action in plan(planned, config)]
     there = {save.folder: 0.0 for save in saves[1:]}
     assert kept_steps(msgspec.structs.replace(planned, ages_s=there), config) == [30]
-    lost = of(saves, *told, ages_s=there)
-    assert [commit.step for commit in owed(lost, config)] == [50, 20]
+
+def test_what_nothing_can_bring_back_does_not_compete():
+    """A best one that was taken from outside is owed while a mirror has it; where none has, the next best on disk is
+    kept, and it competes again when its disk is back."""
+    saves = [saved(number, 1, number * 10) for number in range(2, 6)]
+    told = [said(20, 1.0), said(30, 2.0), said(40, 3.0), said(50, 4.0)]
+    config = CheckpointConfig(keep_last=1, keep_best=1)
+    lost = of(saves, *told, ages_s={save.folder: 0.0 for save in saves[1:]})
+    assert kept_steps(lost, config) == [30] and [commit.step for commit in owed(lost, config)] == [50, 30]
+    mirrored = msgspec.structs.replace(lost, mirrored={2: ("b2",)})
+    assert [commit.step for commit in owed(mirrored, config)] == [50, 20]
+    assert kept_steps(of(saves, *told), config) == [20]
+
+
+def test_a_purge_cut_short_is_no_save_to_keep():
+    """The carrier is killed when the manifest of the third best went; then a person marks the best. What is left of
+    the third is not kept in its place: the purge goes on, and the next whole one is kept. Where only the claim was made
+    nothing is lost yet, so that mark is lifted."""
+    config = CheckpointConfig(keep_last=1, keep_best=2, grace_s=100.0)
+    for stays in ("lift", "purge"):
+        platform = FakePlatform(FakeDisk(), "a")
+        log = make_run(platform)
+        log.begin(0, (WRITER,), "node")
+        saves = [publish_small(platform, log, 1, step) for step in range(1, 6)]
+        losses = dict(zip(saves, (1.0, 1.1, 1.2, 1.3, 9.0), strict=True))
+        judged = Judged(tuple(said(save.step, loss) for save, loss in losses.items()), {1: inf})
+        stone, claim = (f"{RUN}/tombstones/{saves[2].folder}{end}" for end in (".json", ".purging"))
+        platform.mkdir(f"{RUN}/tombstones")
+        platform.write_new(stone, msgspec.json.encode(Tombstone(saves[2].folder, platform.wall_s(), "")))
+        platform.write_new(claim, b"")
+        if stays == "purge":
+            platform.unlink(f"{RUN}/checkpoints/{saves[2].folder}/manifest.json")
+        mark = Action("tombstone", saves[0].folder, "a person asked for it", asked=True)
+        assert [one.error for one in execute(platform, RUN, 1, [mark], config.grace_s)] == [None]
+        platform.sleep(101.0)
+        for _ in range(2):
+            actions = plan(survey(platform, RUN, lambda judged=judged: judged), config)
+            assert [one.error for one in execute(platform, RUN, 1, actions, config.grace_s)] == [None] * len(actions)
+            assert {one.folder: one.action for one in actions}.get(saves[2].folder, stays) == stays
+        left = [commit for commit in saves if commit.folder in platform.listdir(f"{RUN}/checkpoints")]
+        kept = [saves[1], saves[2], saves[4]] if stays == "lift" else [saves[1], saves[3], saves[4]]
+        marked = set(survey(platform, RUN).tombstones)
+        assert [commit for commit in left if commit.folder not in marked] == kept
+        assert all(verify_commit(platform, RUN, commit) == [] for commit in kept)
 
 
 def test_what_may_be_the_best_for_all_that_is_known_stays():

@@ -388,7 +388,10 @@ def test_pinned_ones_are_owed() -> None:
 
 def test_the_best_ones_are_owed() -> None:
     """One that is kept for its held-out figure alone comes back; one that is not kept does not."""
-    world = World(CheckpointConfig(keep_last=1, keep_best=1, mirrors=(NEAR,)), saves=3)
+    world = World(CheckpointConfig(keep_last=1, keep_best=1, mirrors=(NEAR,)), saves=2)
+    world.look()
+    assert world.errands() == ["near:3"]
+    world.save(30)
     with closing(Journal(world.platform, f"{RUN}/journal", "trainer")) as journal:
         journal.write(begun(1)[1])
         for step, loss in ((10, 2.0), (20, 1.0), (30, 3.0)):

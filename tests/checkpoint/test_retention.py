@@ -260,6 +260,24 @@ def test_a_damaged_tombstone_is_written_anew():
     assert found is not None and platform.wall_s() - found.written_s < 1.0
 
 
+def test_a_persons_mark_outweighs_retentions_own():
+    """Where retention marked a folder before, a person's mark counts from that time on, and is not lifted when the
+    folder would be kept again; retention's own never takes a person's back."""
+    platform, _, saves = make_saves(3)
+    folder, stone = saves[0].folder, f"{RUN}/tombstones/{saves[0].folder}.json"
+    asked = Action("tombstone", folder, "a person asked for it", asked=True)
+    run_plan(platform, CONFIG)
+    since_s = survey(platform, RUN).tombstones[folder].written_s
+    platform.sleep(50.0)
+    assert refused(platform, asked) is None
+    found = survey(platform, RUN).tombstones[folder]
+    assert found.asked and found.reason == asked.reason and found.written_s == since_s
+    every = CheckpointConfig(keep_last=2, keep_every_steps=1)
+    assert run_plan(platform, every)[0] == []
+    before = platform.read(stone)
+    assert refused(platform, Action("tombstone", folder, "why")) is None and platform.read(stone) == before
+
+
 def test_a_purge_cut_short_refuses_to_open_and_is_finished_later():
     """Whichever operation a purge dies at, the folder is whole or refuses to open at once; the next plan finishes
     it."""
