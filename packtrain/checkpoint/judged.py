@@ -12,9 +12,11 @@ import math
 
 from packtrain.checkpoint.best import Evaluation, Judged
 from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.mirrors import retry_s
 from packtrain.core.journal import MISSING, UNREADABLE, Entry, Tail, Unknown, writer_of
 from packtrain.core.platform import Platform
 from packtrain.core.records import ErrorSeen, EvalDone, RecordsLost, SaveDone, StepDone, TrainerStarted, TrainingDone
+from packtrain.core.units import NS
 
 SPEAKER = "trainer0-"
 """How the names of rank 0's writers begin."""
@@ -24,12 +26,11 @@ class Judging:
     """Of one run, for as long as somebody asks. Used by one thread at a time; each look reads what is new."""
 
     def __init__(self, platform: Platform, run_folder: str, config: CheckpointConfig) -> None:
-        self._platform, self._folder = platform, f"{run_folder}/journal"
+        self._platform = platform
         self._wanted = config.keep_best > 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._tail = Tail(self._platform, self._folder)
+        self._tail = Tail(platform, f"{run_folder}/journal", SPEAKER)
+        self._again: dict[str, tuple[int, int]] = {}
+        """Writer that was not read whole -> how often it was read anew, and when it may be next."""
         self._attempts: dict[str, int] = {}
         """Writer -> its attempt."""
         self._torn: set[str] = set()
@@ -43,14 +44,28 @@ class Judging:
         listed."""
         if not self._wanted:
             return Judged()
+        self._read_anew()
         for entry in self._tail.poll():
-            if entry.writer.startswith(SPEAKER):
-                self._take(entry)
-        damage = [one for one in self._tail.damage if one.alarming and one.file.startswith(SPEAKER)]
-        judged = self._judged(self._torn | {writer_of(one.file) for one in damage})
-        if any(one.reason in (UNREADABLE, MISSING) for one in damage):
-            self._begin()  # it may be there next time: a disk that refused, a segment that came late
-        return judged
+            self._take(entry)
+        return self._judged(self._torn | {writer_of(one.file) for one in self._tail.damage if one.alarming})
+
+    def _read_anew(self) -> None:
+        """Writers of which something was not there: it may be now (a disk that refused, a segment that came late). With
+        growing pauses, for it may be gone for good."""
+        now_ns = self._platform.boot_ns()
+        for writer in {writer_of(one.file) for one in self._tail.damage if one.reason in (UNREADABLE, MISSING)}:
+            tries, due_ns = self._again.get(writer, (0, now_ns))
+            if now_ns >= due_ns:
+                self._again[writer] = tries + 1, now_ns + round(retry_s(tries + 1) * NS)
+                self._forget(writer)
+
+    def _forget(self, writer: str) -> None:
+        self._tail.forget(writer)
+        self._attempts.pop(writer, None)
+        self._read_to.pop(writer, None)
+        self._torn.discard(writer)
+        for key in [key for key in self._found if key[0] == writer]:
+            del self._found[key]
 
     def _take(self, entry: Entry) -> None:
         match entry.record:

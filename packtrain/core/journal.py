@@ -353,11 +353,14 @@ def newest_records(platform: Platform, folder: str, stem: str, bytes_max: int) -
 
 
 class Tail:
-    """Follows a journal folder; `damage` grows as it is found. A poll costs a listing and a stat a writer."""
+    """Follows a journal folder; `damage` grows as it is found. A poll costs a listing and a stat a writer.
 
-    def __init__(self, platform: Platform, folder: str) -> None:
+    `begins`: how the names of its writers begin; others are not looked at.
+    """
+
+    def __init__(self, platform: Platform, folder: str, begins: str = "") -> None:
         self.damage: list[Damage] = []
-        self._platform, self._folder = platform, folder
+        self._platform, self._folder, self._begins = platform, folder, begins
         self._streams: dict[str, _Stream] = {}
         self._offsets: dict[str, int] = {}
         self._finished: set[str] = set()
@@ -373,7 +376,7 @@ class Tail:
             names = self._platform.listdir(self._folder)
         except FileNotFoundError:
             return []
-        segments, fresh = self._segments(names), list[_Found]()
+        segments, fresh = self._segments([name for name in names if name.startswith(self._begins)]), list[_Found]()
         for i, (writer, segment, name) in enumerate(segments):
             if name not in self._finished:
                 sealed = i + 1 < len(segments) and segments[i + 1][0] == writer
@@ -405,6 +408,14 @@ class Tail:
         stream = self._streams.setdefault(writer, _Stream(writer))
         return list(stream.take(name, offset, whole, self.damage, self._wall_less_boot_ns))
 
+    def forget(self, writer: str) -> None:
+        """The next poll gives all of its entries again, and tells of its damage as it is then."""
+        self._streams.pop(writer, None)
+        self.damage[:] = [one for one in self.damage if writer_of(one.file) != writer]
+        for name in [name for name in self._offsets | self._unreadable if writer_of(name) == writer]:
+            self._offsets.pop(name, None)
+            self._unreadable.pop(name, None)
+            self._finished.discard(name)
 
     def _report_unreadable(self, name: str, offset: int, detail: str) -> None:
         """Once for each cause; the next poll tries the file again."""

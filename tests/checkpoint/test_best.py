@@ -439,6 +439,29 @@ def test_a_disk_that_refused_is_asked_again():
         judging.look()
 
 
+def test_what_is_known_is_not_read_again():
+    """Of other writers nothing is read. A hole has its own writer read anew, with growing pauses, and no other; what
+    was known of that one stays known."""
+    platform = FakePlatform(FakeDisk(), "a")
+    holed, whole = written(platform, 1, 3.0, 2.0), written(platform, 2, 1.0)
+    written(platform, 1, 9.0, rank=1)
+    Journal(platform, f"{RUN}/journal", "agent").write(stepped(1))
+    data = platform.disk.find_file(holed).data
+    cut = data.rfind(b'{ "seq":3')
+    del data[cut : data.index(b"\n", cut) + 1]
+    read: list[str] = []
+    platform.faults = lambda op, path, n: read.append(path) if op == "read" and "/journal/" in path else None
+    judging = Judging(platform, RUN, TWO)
+    told = {found(judging.look()) == [(1, 10, 3.0), (2, 10, 1.0)]}
+    for _ in range(600):
+        platform.sleep(1.0)
+        judged = judging.look()
+        told.add(sorted(found(judged)) == [(1, 10, 3.0), (2, 10, 1.0)] and judged.read_to == {1: 0, 2: inf})
+    assert told == {True}
+    assert set(read) == {holed, whole} and read.count(whole) == 1
+    assert read.count(holed) == 1 + 5, "at first, and after 1, 31, 91, 211, 451 s"
+
+
 def test_the_journal_is_read_after_the_log():
     """An evaluation is on disk before its save is published: who reads the log first knows it for each save there."""
     platform = FakePlatform(FakeDisk(), "a")
