@@ -32,6 +32,7 @@ WHY_NOT = {
     "train": "what is compiled, or how the world is laid out, follows from it: its numbers would not go on alike",
     "checkpoint": "carriers of one run must agree on it from the start",
 }
+AGAIN = "when the run's command is given again"
 BY_TRADE = "it tells how the run was made"
 
 
@@ -76,7 +77,9 @@ def set_(
 
 
 def when(key: str) -> str:
-    return "from the next attempt on" if key.startswith(WORKERS) else "when the run's command is given again"
+    if key == "checkpoint.keep_best":
+        return f"{AGAIN}, and until then the old value counts; but saves follow evaluations from the next attempt on"
+    return "from the next attempt on" if key.startswith(WORKERS) else AGAIN
 
 
 def refusal(key: str) -> UsageError | None:

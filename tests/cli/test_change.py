@@ -49,6 +49,13 @@ def test_a_coordinator_is_told(run: pathlib.Path, tmp_path: pathlib.Path, capsys
         assert there.asked == [{"op": "set", "spec": 2}]
 
 
+def test_what_is_in_force_at_two_times_says_so() -> None:
+    """Workers save after each evaluation before retention knows of it: nobody may rely on it in between."""
+    told = when("checkpoint.keep_best")
+    assert "command is given again, and until then the old value counts" in told and "from the next attempt on" in told
+    assert when("checkpoint.keep_best_by") == when("checkpoint.keep_last") == "when the run's command is given again"
+
+
 @pytest.mark.parametrize("value", [
     "checkpoint.every_s=-1", "supervise.beat_overdue_s=1", "guard.polcy=stop", "guard", "checkpoint.keep_best=2",
 ])
