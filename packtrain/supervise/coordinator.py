@@ -78,7 +78,7 @@ from packtrain.supervise.events import (
 from packtrain.supervise.hosts import Hosts
 from packtrain.supervise.job import Job, read_job
 from packtrain.supervise.keys import Address, write_address
-from packtrain.supervise.link import AT_ONCE_MAX, Arrived, Listener
+from packtrain.supervise.link import AT_ONCE_MAX, Arrived, Listener, Read
 from packtrain.supervise.log_homes import Lead, Moves, place_of, places_of
 from packtrain.supervise.log_homes import moved as log_moved
 from packtrain.supervise.messages import FromCoordinator, Pulse
@@ -120,7 +120,7 @@ class Link(Protocol):
 
     def wait(self, timeout_s: float, also: Iterable[Any] = ()) -> None: ...
 
-    def receive(self) -> list[Arrived]: ...
+    def receive(self) -> Read: ...
 
     def send(self, peer: bytes, message: FromCoordinator) -> bool: ...
 
@@ -222,12 +222,12 @@ class Coordinator:
     def _hear(self, ns: int) -> list[Arrived]:
         heard = list[Arrived]()
         for _ in range(READS_MAX):
-            arrived = self._link.receive()
+            arrived, taken = self._link.receive()
             for peer, node, message in arrived:
                 self._peers[node] = peer
                 self._desk.hear(ns, message)
             heard += arrived
-            if len(arrived) < AT_ONCE_MAX:
+            if taken < AT_ONCE_MAX:
                 break
         return heard
 

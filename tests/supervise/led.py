@@ -18,7 +18,7 @@ from packtrain.supervise.delivery import AgentSide
 from packtrain.supervise.events import Finish
 from packtrain.supervise.job import Job
 from packtrain.supervise.keys import Address
-from packtrain.supervise.link import Arrived
+from packtrain.supervise.link import Arrived, Read
 from packtrain.supervise.messages import (
     Action,
     AskCarrier,
@@ -72,9 +72,9 @@ class Node:
         pulse = Pulse(node="n0", agent=self._hello.agent, attempt=self._attempt, step=-1)
         self._inbox += [Arrived(b"n0", "n0", one) for one in self._side.due(ns, self._hello, pulse)]
 
-    def receive(self) -> list[Arrived]:
+    def receive(self) -> Read:
         arrived, self._inbox = self._inbox, []
-        return arrived
+        return Read(arrived, len(arrived))
 
     def send(self, peer: bytes, message: FromCoordinator) -> bool:
         do = self._side.arrived(self._run.platform.boot_ns(), message)
