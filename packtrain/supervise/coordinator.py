@@ -75,7 +75,7 @@ from packtrain.supervise.events import (
     WrapUp,
     Write,
 )
-from packtrain.supervise.hosts import Hosts
+from packtrain.supervise.hosts import BLAME, Blames, Hosts
 from packtrain.supervise.job import Job, read_job
 from packtrain.supervise.keys import Address, write_address
 from packtrain.supervise.link import AT_ONCE_MAX, Arrived, Listener, Read
@@ -163,6 +163,7 @@ class Coordinator:
         self._beginnings = Beginnings(platform, job, self._log, self._term)
         self._waits, self._hosts = Waits(platform, job, self._log), Hosts(platform, job.run_folder)
         self._papers = Papers(platform, job.run_folder)
+        self._blames = Blames(self._hosts, self._papers)
         self._judging = Judging(platform, job.run_folder, job.checkpoint)
         self._past = Facts()
         """What is known of attempts, nothing else: how often they failed."""
@@ -354,9 +355,8 @@ class Coordinator:
         self._papers.write(record)
         if isinstance(record, FaultInjected):
             self._papers.flush(FAULT_S)
-        if isinstance(record, NodeSuspected) and record.node in self._desk.state.nodes:
-            host = self._desk.state.nodes[record.node].host
-            self._papers.do("blame", lambda: self._hosts.blame(host), lambda _: None)
+        if isinstance(record, NodeSuspected) and record.blamed and record.node in self._desk.state.nodes:
+            self._blames.add(self._desk.state.nodes[record.node].host)
 
     def _retired(self) -> bool:
         """Whether what the last save made superfluous was asked for, and done."""
@@ -419,7 +419,7 @@ class Coordinator:
             self._papers.do("shortfall", lambda: shortfall(self._platform, folder, config), self._short)
             self._papers.flush(LAST_S, "shortfall")
         self._papers.write(RunFinished(exit_code=finish.exit_code, reason=finish.reason, error=finish.error))
-        self._papers.flush(LAST_S)
+        self._papers.flush(LAST_S, BLAME)
         write_finish(self._platform, self._home, finish, self._term)
 
     def _short(self, found: list[PacktrainError] | Exception) -> None:

@@ -29,7 +29,9 @@ def failing(turn: Turn, name: str, seen: HardwareSeen) -> None:
         told = "it is cordoned" if may_cordon(turn) else "it may not be cordoned: it goes on"
         if told == "it is cordoned":
             _leave(turn, name, seen.verdict, reason)
-    turn.own(Write(record=NodeSuspected(node=name, reason=f"{reason}: {seen.text}", in_row=1, done=told)))
+    turn.own(Write(record=NodeSuspected(
+        node=name, reason=f"{reason}: {seen.text}", in_row=1, done=told, blamed=False,
+    )))
 
 
 def _leave(turn: Turn, name: str, verdict: str, reason: str) -> None:
