@@ -85,7 +85,7 @@ from packtrain.supervise.messages import FromCoordinator, Pulse
 from packtrain.supervise.mirrors import shortfall
 from packtrain.supervise.operator import Operator, refused
 from packtrain.supervise.papers import Papers
-from packtrain.supervise.revive import AgentsHere
+from packtrain.supervise.revive import LIVE, AgentsHere
 from packtrain.supervise.state import FINISHED, LEAVING
 from packtrain.supervise.status import status
 from packtrain.supervise.waits import Waits
@@ -161,8 +161,8 @@ class Coordinator:
         self._clock = WatchedClock(state.ns, platform.boot_ns())
         self._desk = Desk(state, self._term, self._decisions, self._clock.ns)
         self._beginnings = Beginnings(platform, job, self._log, self._term)
-        self._waits, self._hosts = Waits(platform, job, self._log), Hosts(platform, job.run_folder)
-        self._papers = Papers(platform, job.run_folder)
+        self._papers, self._hosts = Papers(platform, job.run_folder), Hosts(platform, job.run_folder)
+        self._waits = Waits(platform, job, CommitLog(platform, f"{job.run_folder}/commits"), self._papers.do)
         self._blames = Blames(self._hosts, self._papers)
         self._judging = Judging(platform, job.run_folder, job.checkpoint)
         self._past = Facts()
@@ -274,10 +274,13 @@ class Coordinator:
     def _look_at_agents(self, ns: int) -> None:
         """A run that ends gets no new ones, nor a node that somebody drained."""
         run, nodes = self._desk.state.run, self._desk.state.nodes
-        if self._agents is not None and not run.stopping and run.stage not in (LEAVING, FINISHED):
+        if self._agents is None:
+            return
+        if not run.stopping and run.stage not in (LEAVING, FINISHED):
             away = {name for name, node in nodes.items() if node.draining}
             for started in self._agents.look(ns, away):
                 self._papers.write(started)
+        self._agents.write(self._papers.do)
 
     @property
     def watched(self) -> bool:
@@ -419,7 +422,7 @@ class Coordinator:
             self._papers.do("shortfall", lambda: shortfall(self._platform, folder, config), self._short)
             self._papers.flush(LAST_S, "shortfall")
         self._papers.write(RunFinished(exit_code=finish.exit_code, reason=finish.reason, error=finish.error))
-        self._papers.flush(LAST_S, BLAME)
+        self._papers.flush(LAST_S, BLAME, LIVE)
         write_finish(self._platform, self._home, finish, self._term)
 
     def _short(self, found: list[PacktrainError] | Exception) -> None:

@@ -59,8 +59,8 @@ def test_nothing_leaves_while_the_log_is_away() -> None:
 
 
 def test_what_is_said_again_and_again_does_not_pile_up() -> None:
-    """Ten minutes without a log: new agents say Hello each second, and the attempt gets on. A look decides no more than in
-    the first minute, and afterwards all is known as it was last."""
+    """Ten minutes without a log: new agents say Hello each second, and the attempt gets on. A look decides no more than
+    in the first minute, and afterwards all is known as it was last."""
     log, play = Counted(), Play(nodes=2, supervise=CONFIG).run()
     one, decided = Desk(play.state, 1, log, play.ns), list[int]()
     log.broken = True
