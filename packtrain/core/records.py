@@ -170,6 +170,8 @@ class NodeSuspected(Record, tag="node_suspected"):
     in_row: int
     done: str
     """What follows, in words."""
+    blamed: bool = True
+    """Counted against its host, for this run and others; False: it is told only."""
 
 
 class NodeCordoned(Record, tag="node_cordoned"):

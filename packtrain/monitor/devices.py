@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 HELD = "held"
 """Verdict on a node, beside those of kernel.py: it is to be chosen last while others are there."""
+UNKNOWN = "unknown"
+"""Another one: nobody can say whether memory is held; it is told, and nothing follows."""
 FREE_MIB_MAX = 1024
 """So much may be in use where nobody computes: a driver's own part, a desktop, a daemon that measures."""
 ROWS_MAX = 4096

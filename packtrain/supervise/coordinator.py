@@ -75,17 +75,17 @@ from packtrain.supervise.events import (
     WrapUp,
     Write,
 )
-from packtrain.supervise.hosts import Hosts
+from packtrain.supervise.hosts import BLAME, Blames, Hosts
 from packtrain.supervise.job import Job, read_job
 from packtrain.supervise.keys import Address, write_address
-from packtrain.supervise.link import AT_ONCE_MAX, Arrived, Listener
+from packtrain.supervise.link import AT_ONCE_MAX, Arrived, Listener, Read
 from packtrain.supervise.log_homes import Lead, Moves, place_of, places_of
 from packtrain.supervise.log_homes import moved as log_moved
 from packtrain.supervise.messages import FromCoordinator, Pulse
 from packtrain.supervise.mirrors import shortfall
 from packtrain.supervise.operator import Operator, refused
 from packtrain.supervise.papers import Papers
-from packtrain.supervise.revive import AgentsHere
+from packtrain.supervise.revive import LIVE, AgentsHere
 from packtrain.supervise.state import FINISHED, LEAVING
 from packtrain.supervise.status import status
 from packtrain.supervise.waits import Waits
@@ -120,7 +120,7 @@ class Link(Protocol):
 
     def wait(self, timeout_s: float, also: Iterable[Any] = ()) -> None: ...
 
-    def receive(self) -> list[Arrived]: ...
+    def receive(self) -> Read: ...
 
     def send(self, peer: bytes, message: FromCoordinator) -> bool: ...
 
@@ -161,8 +161,9 @@ class Coordinator:
         self._clock = WatchedClock(state.ns, platform.boot_ns())
         self._desk = Desk(state, self._term, self._decisions, self._clock.ns)
         self._beginnings = Beginnings(platform, job, self._log, self._term)
-        self._waits, self._hosts = Waits(platform, job, self._log), Hosts(platform, job.run_folder)
-        self._papers = Papers(platform, job.run_folder)
+        self._papers, self._hosts = Papers(platform, job.run_folder), Hosts(platform, job.run_folder)
+        self._waits = Waits(platform, job, CommitLog(platform, f"{job.run_folder}/commits"), self._papers.do)
+        self._blames = Blames(self._hosts, self._papers)
         self._judging = Judging(platform, job.run_folder, job.checkpoint)
         self._past = Facts()
         """What is known of attempts, nothing else: how often they failed."""
@@ -222,12 +223,12 @@ class Coordinator:
     def _hear(self, ns: int) -> list[Arrived]:
         heard = list[Arrived]()
         for _ in range(READS_MAX):
-            arrived = self._link.receive()
+            arrived, taken = self._link.receive()
             for peer, node, message in arrived:
                 self._peers[node] = peer
                 self._desk.hear(ns, message)
             heard += arrived
-            if len(arrived) < AT_ONCE_MAX:
+            if taken < AT_ONCE_MAX:
                 break
         return heard
 
@@ -273,10 +274,13 @@ class Coordinator:
     def _look_at_agents(self, ns: int) -> None:
         """A run that ends gets no new ones, nor a node that somebody drained."""
         run, nodes = self._desk.state.run, self._desk.state.nodes
-        if self._agents is not None and not run.stopping and run.stage not in (LEAVING, FINISHED):
+        if self._agents is None:
+            return
+        if not run.stopping and run.stage not in (LEAVING, FINISHED):
             away = {name for name, node in nodes.items() if node.draining}
             for started in self._agents.look(ns, away):
                 self._papers.write(started)
+        self._agents.write(self._papers.do)
 
     @property
     def watched(self) -> bool:
@@ -354,9 +358,8 @@ class Coordinator:
         self._papers.write(record)
         if isinstance(record, FaultInjected):
             self._papers.flush(FAULT_S)
-        if isinstance(record, NodeSuspected) and record.node in self._desk.state.nodes:
-            host = self._desk.state.nodes[record.node].host
-            self._papers.do("blame", lambda: self._hosts.blame(host), lambda _: None)
+        if isinstance(record, NodeSuspected) and record.blamed and record.node in self._desk.state.nodes:
+            self._blames.add(self._desk.state.nodes[record.node].host)
 
     def _retired(self) -> bool:
         """Whether what the last save made superfluous was asked for, and done."""
@@ -419,7 +422,7 @@ class Coordinator:
             self._papers.do("shortfall", lambda: shortfall(self._platform, folder, config), self._short)
             self._papers.flush(LAST_S, "shortfall")
         self._papers.write(RunFinished(exit_code=finish.exit_code, reason=finish.reason, error=finish.error))
-        self._papers.flush(LAST_S)
+        self._papers.flush(LAST_S, BLAME, LIVE)
         write_finish(self._platform, self._home, finish, self._term)
 
     def _short(self, found: list[PacktrainError] | Exception) -> None:

@@ -32,6 +32,7 @@ from packtrain.supervise.messages import (
     Edge,
     FromAgent,
     FromCoordinator,
+    HardwareSeen,
     Hello,
     NodeLeaves,
     Outdated,
@@ -74,6 +75,8 @@ def _what(event: AgentEvent) -> object:
             return event.path
         case Unkillable():
             return event.pid
+        case HardwareSeen():
+            return event.verdict, event.what, event.where
     return None
 
 

@@ -2,18 +2,18 @@
 
 No input or output of its own but the log it was handed, so that the simulator runs it as it is. Nothing leaves before
 what led to it is in the log. When the log cannot be written nothing is decided: what happened waits, agents are not
-acknowledged and say it again, and the attempt runs on.
+acknowledged and say it again, and the attempt runs on. What is said anew each second is kept once.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from packtrain.supervise.delivery import Agenda, NodeSide
 from packtrain.supervise.detect import EARLY_S, Pace, Silence
-from packtrain.supervise.events import AnyEvent, Asked, Back, Finish, FromNode, Joined, Silent, Tick
+from packtrain.supervise.events import AnyEvent, Asked, Back, Finish, FromNode, Joined, Progress, Silent, Tick
 from packtrain.supervise.messages import AskCarrier, Did, Edge, FromAgent, FromCoordinator, Hello, Outdated, Pulse
 from packtrain.supervise.policy import decide
 from packtrain.supervise.state import FINISHED, RUNNING, AnyRecord, Consumed, Issued, State, evolve
@@ -40,7 +40,9 @@ class Desk:
         self.outdated = False
         """An agent has seen a higher term: another coordinator leads."""
         self._term, self._log, self._ns = term, log, ns
-        self._events: list[AnyEvent] = []
+        self._events: dict[object, AnyEvent] = {}
+        """What happened and is not decided, in order. Of two with one key the later says all."""
+        self._count = 0
         self._own: list[Issued] = []
         self._carriers: set[int] = set()
         """Actions that ask a carrier for something."""
@@ -67,7 +69,10 @@ class Desk:
 
     def happened(self, event: AnyEvent) -> None:
         """Waits until `settle`."""
-        self._events.append(event)
+        self._count += 1
+        key = _key(event) or self._count
+        self._events.pop(key, None)
+        self._events[key] = event
 
     def hear(self, ns: int, message: FromAgent) -> None:
         match message:
@@ -131,12 +136,12 @@ class Desk:
         if not self._events:
             self.happened(Tick(ns=ns, wall_s=wall_s))
             self.settle()
-            self._events = [event for event in self._events if not isinstance(event, Tick)]
+            self._events = {key: event for key, event in self._events.items() if not isinstance(event, Tick)}
 
     def settle(self) -> None:
         """Decide what has happened, in one batch of the log."""
         state, records = self.state, list[AnyRecord]()
-        for events in _together(self._events):
+        for events in _together(self._events.values()):
             decided = decide(state, *events)
             state = evolve(state, *decided)
             records += decided
@@ -146,7 +151,7 @@ class Desk:
             except OSError as error:
                 self.trouble = error
                 return
-        self.trouble, self.state, self._events = None, state, []
+        self.trouble, self.state, self._events = None, state, {}
         for record in records:
             self._follow(record)
 
@@ -189,7 +194,7 @@ class Desk:
     @property
     def words(self) -> list[Asked]:
         """What persons asked for and is not in the log yet: nobody says it again."""
-        return [event for event in self._events if isinstance(event, Asked)]
+        return [event for event in self._events.values() if isinstance(event, Asked)]
 
     # --- out ---
 
@@ -230,7 +235,17 @@ class Desk:
         return next((now.get(name, "") for name, node in self.state.nodes.items() if node.slot == 0), "")
 
 
-def _together(events: Sequence[AnyEvent]) -> Iterator[list[AnyEvent]]:
+def _key(event: AnyEvent) -> object:
+    """Of what is said again and again while the log refuses, so that it does not pile up; None: of its own."""
+    match event:
+        case Joined():
+            return Joined, event.node, event.agent
+        case Progress():
+            return Progress, event.attempt
+    return None
+
+
+def _together(events: Iterable[AnyEvent]) -> Iterator[list[AnyEvent]]:
     """In order; what nodes say at once in one piece, everything else by itself."""
     for heard, some in itertools.groupby(events, lambda event: isinstance(event, HEARD)):
         if heard:

@@ -9,6 +9,7 @@ import heapq
 import statistics
 
 from packtrain.core.units import NS
+from packtrain.supervise.delivery import PULSE_NS
 from packtrain.supervise.events import Back, Progress, Silent, Slow
 
 UNWATCHED_NS = 2 * NS
@@ -17,9 +18,10 @@ EARLY_S = 0.1
 """Silence is concluded so much before its limit: it is to be known by then, and a look comes each tenth of a second."""
 OURS_FACTOR = 2
 """Where most nodes fall silent at once it is rather our own link: they get so much more time."""
-NOBODY_PART = 0.5
-"""So, too, where nobody at all was heard for this part of the limit, and until the limit has passed since somebody was
-again: each node speaks once a second at a moment of its own, so each look finds a few of them late, or back."""
+NOBODY_PART, NOBODY_NS = 0.5, 3 * PULSE_NS // 2
+"""So, too, where nobody at all was heard for this part of the limit, and for longer than lies between two pulses of one
+node that may be the last; and until the limit has passed since somebody was again: each node speaks once a second at a
+moment of its own, so each look finds a few of them late, or back."""
 SLOW_PART = 0.7
 """A node with less than this of the median speed is slow. Source: issue 5, a straggler at 70%."""
 SLOW_NS = 30 * NS
@@ -113,7 +115,7 @@ class Silence:
         return [Silent(ns=ns, node=node, seconds=(ns - self._since(node)) / NS) for node in over]
 
     def _nobody(self, ns: int) -> bool:
-        return ns - self._last_ns >= NOBODY_PART * self._limit_ns
+        return ns - self._last_ns >= max(NOBODY_PART * self._limit_ns, NOBODY_NS)
 
     def _due(self, node: str, ns: int) -> None:
         """Its time in the queue has come: it was heard since, or it is late."""

@@ -3,7 +3,8 @@
 What a killed worker held on a device is given back when the driver has put it away, seconds after the process is gone;
 an attempt that begins before that dies for want of memory, and its node is blamed. So a new agent, which has ended what
 others left, waits `FREE_S_MAX` at most. After that it goes on, for a node may be all there is, and tells: the
-coordinator chooses the node last. No tool, no device, or an answer that says nothing: nothing is waited for.
+coordinator chooses the node last. No tool, no device, or an answer that says nothing: nothing is waited for. Nor is it
+where a device is listed without its figure, or one that decides: that is told, and nothing follows from it.
 
 Asked is `nvidia-smi` (monitor/devices.py); other vendors' devices are not. Tried with a stand-in for that tool, not run
 on hardware.
@@ -11,13 +12,13 @@ on hardware.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from packtrain.core.platform import Platform
 from packtrain.core.units import NS
-from packtrain.monitor.devices import FREE_MIB_MAX, HELD, Device, Holder, devices, holders
+from packtrain.monitor.devices import FREE_MIB_MAX, HELD, UNKNOWN, Device, Holder, devices, holders
 from packtrain.supervise.job import Job
 from packtrain.supervise.messages import HardwareSeen
 from packtrain.supervise.place import Place
@@ -57,14 +58,26 @@ def wait_until_free(
                                 text=f"not within {ASK_S_MAX:g} s: its driver may hang")
         look = _Look(platform, processes, place, devices(of_devices.text), holders(of_holders.text))
         if not look.busy:
-            return None
+            return _untold(look.unknown)
         if platform.boot_ns() >= end_ns:
-            where = ", ".join(device.uuid for device in look.busy[:NAMED_MAX])
-            return HardwareSeen(verdict=HELD, what="device memory is not free", where=where, text=look.words())
+            return HardwareSeen(
+                verdict=HELD, what="device memory is not free", where=_names(look.busy), text=look.words()
+            )
         if not told:
             print(f"waits until device memory is free, at most {FREE_S_MAX:g} s: {look.words()}", flush=True)
         told = True
         platform.sleep(AGAIN_S)
+
+
+def _untold(unknown: Sequence[Device]) -> HardwareSeen | None:
+    text = f"{TOOL} does not tell how much is in use there, or how much of it other nodes of this run have"
+    return HardwareSeen(
+        verdict=UNKNOWN, what="device memory may not be free", where=_names(unknown), text=text
+    ) if unknown else None
+
+
+def _names(found: Sequence[Device]) -> str:
+    return ", ".join(device.uuid for device in found[:NAMED_MAX])
 
 
 def _chosen(job: Job) -> tuple[str, ...] | None:
@@ -108,12 +121,18 @@ class _Look:
         self._platform, self._place = platform, place
         self._marks = {one.pid: processes.mark(one.pid) for one in held}
         self._held = held
-        self.busy = [device for device in found if self._unaccounted(device) > FREE_MIB_MAX]
+        unaccounted = [(device, self._unaccounted(device)) for device in found]
+        self.busy = [device for device, mib in unaccounted if mib is not None and mib > FREE_MIB_MAX]
+        self.unknown = [device for device, mib in unaccounted if mib is None]
 
-    def _unaccounted(self, device: Device) -> int:
-        """MiB in use on it, less what workers of other nodes of this run, on the same machine, are using."""
-        others = [one.used_mib or 0 for one in self._held if one.uuid == device.uuid and self._is_other_node(one.pid)]
-        return (device.used_mib or 0) - sum(others)
+    def _unaccounted(self, device: Device) -> int | None:
+        """MiB in use on it, less what workers of other nodes of this run, on the same machine, are using. None: that
+        may be much or nothing."""
+        others = [one.used_mib for one in self._held if one.uuid == device.uuid and self._is_other_node(one.pid)]
+        if device.used_mib is None:
+            return None
+        mib = device.used_mib - sum(one for one in others if one is not None)
+        return None if None in others and mib > FREE_MIB_MAX else mib
 
     def _is_other_node(self, pid: int) -> bool:
         run, node, *_ = *self._marks[pid].split("/"), ""

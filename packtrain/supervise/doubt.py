@@ -54,7 +54,7 @@ def _suspect(turn: Turn, name: str, reason: str, spare: bool) -> None:
     done = "a spare takes its place, and what it computed is to be replayed" if spare else (
         "no spare is there: it goes on, and what it computed is to be replayed"
     )
-    turn.own(Write(record=NodeSuspected(node=name, reason=reason, in_row=1, done=done)))
+    turn.own(Write(record=NodeSuspected(node=name, reason=reason, in_row=1, done=done, blamed=False)))
     if spare:
         stop_for_change(turn, "replace", f"node {name} may compute wrong numbers: {reason}")
 

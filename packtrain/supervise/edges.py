@@ -262,4 +262,4 @@ def slow(turn: Turn, event: Slow) -> None:
         turn.node(event.node, aside=turn.run.attempt)
         stop_for_change(turn, "replace", f"node {event.node} is slow: {reason}")
         done = "it is replaced"
-    turn.own(Write(record=NodeSuspected(node=event.node, reason=reason, in_row=1, done=done)))
+    turn.own(Write(record=NodeSuspected(node=event.node, reason=reason, in_row=1, done=done, blamed=False)))

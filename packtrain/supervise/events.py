@@ -1,6 +1,6 @@
 """What the policy of a run hears, what it asks for, and the records of both that its log keeps.
 
-Times are nanoseconds of the watched clock (desk.py): those in which a coordinator looked. It stands still while the
+Times are nanoseconds of the watched clock (detect.py): those in which a coordinator looked. It stands still while the
 machine sleeps, while the coordinator is stopped and from its death until the next one, so all of that counts against
 no deadline.
 Fields are added with defaults, never renamed or given a new meaning: a later version replays what an older one logged.

@@ -5,7 +5,7 @@ and when a node's devices were not free as its agent began. Pure.
 from __future__ import annotations
 
 from packtrain.core.records import NodeSuspected
-from packtrain.monitor.devices import HELD
+from packtrain.monitor.devices import HELD, UNKNOWN
 from packtrain.monitor.kernel import LEAVE, LOST
 from packtrain.supervise.asked import stop_for_change
 from packtrain.supervise.ending import ACTIVE, end
@@ -22,14 +22,18 @@ def failing(turn: Turn, name: str, seen: HardwareSeen) -> None:
     """
     reason = f"its kernel says: {seen.what} ({seen.where})"
     told = "it is told, and goes on"
+    if seen.verdict in (HELD, UNKNOWN):
+        reason = f"as it began: {seen.what} ({seen.where})"
     if seen.verdict == HELD:
         turn.node(name, aside=max(1, turn.run.attempt))
-        reason, told = f"as it began: {seen.what} ({seen.where})", "it is chosen last"
+        told = "it is chosen last"
     if seen.verdict in (LOST, LEAVE) and not turn.nodes[name].cordoned:
         told = "it is cordoned" if may_cordon(turn) else "it may not be cordoned: it goes on"
         if told == "it is cordoned":
             _leave(turn, name, seen.verdict, reason)
-    turn.own(Write(record=NodeSuspected(node=name, reason=f"{reason}: {seen.text}", in_row=1, done=told)))
+    turn.own(Write(record=NodeSuspected(
+        node=name, reason=f"{reason}: {seen.text}", in_row=1, done=told, blamed=False,
+    )))
 
 
 def _leave(turn: Turn, name: str, verdict: str, reason: str) -> None:

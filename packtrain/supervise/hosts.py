@@ -11,10 +11,13 @@ from contextlib import suppress
 import msgspec
 
 from packtrain.core.platform import Platform
+from packtrain.supervise.papers import Papers
 
 HOSTS = "hosts.json"
 LOOPBACK = ("127.", "localhost", "::1")
 """Hosts by such a name are this machine alone: all nodes are there, and none of them is better than another."""
+BLAME = "blame"
+"""Kind of the errand."""
 HOSTS_MAX = 10_000
 BYTES_MAX = 4 << 20
 
@@ -31,13 +34,30 @@ class Hosts:
             return {host: times for host, times in known.items() if not host.startswith(LOOPBACK)}
         return {}
 
-    def blame(self, host: str) -> None:
-        """Once more."""
-        if host.startswith(LOOPBACK):
-            return
+    def blame(self, *hosts: str) -> None:
+        """Once more, each."""
         known = self.blames()
-        if host and (host in known or len(known) < HOSTS_MAX):
+        told = [host for host in hosts if host and not host.startswith(LOOPBACK)]
+        for host in told:
+            if host in known or len(known) < HOSTS_MAX:
+                known[host] = known.get(host, 0) + 1
+        if told:
             with suppress(OSError):
-                self._platform.write_replacing(
-                    self._path, msgspec.json.encode({**known, host: known.get(host, 0) + 1})
-                )
+                self._platform.write_replacing(self._path, msgspec.json.encode(known))
+
+
+class Blames:
+    """On their way to that file, in an errand; those that come meanwhile are taken by the next."""
+
+    def __init__(self, hosts: Hosts, papers: Papers) -> None:
+        self._hosts, self._papers = hosts, papers
+        self._waiting: list[str] = []
+
+    def add(self, host: str) -> None:
+        self._waiting.append(host)
+        self._write()
+
+    def _write(self, _: Exception | None = None) -> None:
+        hosts = list(self._waiting)
+        if hosts and self._papers.do(BLAME, lambda: self._hosts.blame(*hosts), self._write):
+            self._waiting.clear()

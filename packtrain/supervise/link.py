@@ -68,6 +68,13 @@ class Arrived(NamedTuple):
     message: FromAgent
 
 
+class Read(NamedTuple):
+    """`taken`: messages that left the socket, those that were dropped among them."""
+
+    arrived: list[Arrived]
+    taken: int
+
+
 def pack(message: FromAgent | FromCoordinator) -> bytes:
     return VERSION + _encode(message)
 
@@ -169,20 +176,21 @@ class Listener(_Ends):
                 fix="choose another address or port, or stop what listens there",
             ) from error
 
-    def receive(self) -> list[Arrived]:
-        """What has arrived, at most `AT_ONCE_MAX`; strangers are answered on the way."""
+    def receive(self) -> Read:
+        """What has arrived, of `AT_ONCE_MAX` messages at most; strangers are answered on the way."""
         self._keep_door()
         self._guests.look(self._platform.boot_ns())
-        arrived: list[Arrived] = []
+        arrived, taken = list[Arrived](), 0
         with suppress(zmq.ZMQError):
-            for _ in range(AT_ONCE_MAX):
+            while taken < AT_ONCE_MAX:
                 peer = self._router.recv(zmq.NOBLOCK)
+                taken += 1
                 frame = self._router.recv(zmq.NOBLOCK, copy=False)
                 if frame.more:
                     self._drop_rest()
                 elif (one := self._one(peer, frame)) is not None:
                     arrived.append(one)
-        return arrived
+        return Read(arrived, taken)
 
     def _one(self, peer: bytes, frame: zmq.Frame) -> Arrived | None:
         node = str(frame.get("User-Id"))

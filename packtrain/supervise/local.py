@@ -136,11 +136,13 @@ class Keeper:
         for name in dead:
             address = f"{self.live.coordinator}/{ADDRESS}"
             self._start(name, (*AGENT, *self._words(name), "--node", name, "--coordinator", address))
-        if dead:
-            agents = {name: self.started[name].pid for name in dead}
-            self.live = msgspec.structs.replace(self.live, agents=self.live.agents | agents)
-            _write(self._platform, self.live)
+        agents = {name: self.started[name].pid for name in dead}
+        self.live = msgspec.structs.replace(self.live, agents=self.live.agents | agents)
         return dead
+
+    def write(self) -> None:
+        """Where the run lives, into its folder. Raises RunUnusable."""
+        _write(self._platform, self.live)
 
     def _words(self, name: str) -> tuple[str, ...]:
         return "--job", f"{self.live.base}/job.json", "--home", f"{self.live.base}/{name}", "--local"
@@ -172,6 +174,7 @@ def start(platform: Platform, job: Job, env: Mapping[str, str]) -> Keeper:
     keeper = Keeper(platform, Live(job.run_folder, base, platform.node(), {}), env)
     keeper.coordinator()
     keeper.agents(names)
+    keeper.write()
     return keeper
 
 

@@ -8,7 +8,7 @@ the time at which it happened.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from packtrain.core.journal import Entry, Journal, Tail
 from packtrain.core.platform import Platform
@@ -17,6 +17,14 @@ from packtrain.core.units import NS
 from packtrain.supervise.errands import Errands
 
 T = TypeVar("T")
+
+
+class Do(Protocol):
+    """`Papers.do`."""
+
+    def __call__(self, kind: str, call: Callable[[], T], then: Callable[[T | Exception], None]) -> bool: ...
+
+
 READ_NS = NS // 5
 """How often the journal is looked into."""
 UNWRITTEN_MAX = 10_000

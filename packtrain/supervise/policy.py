@@ -160,6 +160,7 @@ def _opened(turn: Turn, event: Opened) -> None:
     turn.set(
         term=event.term, setup=event.setup, lemons={**run.lemons, **event.blames},
         next_id=max(run.next_id, event.term * IDS_OF_TERM),
+        cordons_ns=(*run.cordons_ns, *(turn.ns for _ in run.cordons)), cordons=(),
     )
     if run.term == 0:
         turn.set(

@@ -20,6 +20,7 @@ from packtrain.core.platform import Lock, Platform
 from packtrain.core.records import AgentStarted
 from packtrain.core.units import NS
 from packtrain.supervise.local import Keeper, Live, agents_alive, find, finish_of
+from packtrain.supervise.papers import Do
 
 LOOK_NS = NS
 SILENT_NS = 6 * NS
@@ -31,6 +32,8 @@ LIVED_NS = 5 * NS
 """What lived so long after it was started dies for another reason than its start: imports and sockets are behind it."""
 TRIES_MAX = 1000
 """In a row: about 16 hours."""
+LIVE = "live"
+"""Kind of the errand."""
 TRIES, REVIVER = "tries", "reviver"
 """In the coordinator's home: how often it was started, for people; the lock of the agent that does it."""
 
@@ -139,6 +142,8 @@ class AgentsHere:
         self._keeper: Keeper | None = None
         self._tries: dict[str, Tries] = {}
         self._looked_ns = 0
+        self._unwritten = False
+        """Agents were started, and the run's folder does not say so yet."""
 
     @property
     def live(self) -> Live | None:
@@ -162,6 +167,16 @@ class AgentsHere:
         dead = [name for name in live.agents if name not in alive and name not in away]
         return [self._start(name, ns) for name in dead if self._of(name).due(ns)]
 
+    def write(self, do: Do) -> None:
+        """Who they are now, into the run's folder: whoever looks for them finds them there."""
+        if self._unwritten and self._keeper is not None and do(LIVE, self._keeper.write, self._written):
+            self._unwritten = False
+
+    def _written(self, result: Exception | None) -> None:
+        """What the disk refuses is written with the next that is started."""
+        if isinstance(result, Exception) and not isinstance(result, RunUnusable):
+            raise result
+
     def given_up(self) -> list[str]:
         """Nodes whose agents are not started any more."""
         return [name for name, tries in self._tries.items() if tries.given_up]
@@ -176,6 +191,7 @@ class AgentsHere:
     def _start(self, name: str, ns: int) -> AgentStarted:
         assert self._keeper is not None
         self._of(name).tried(ns)
-        with suppress(OSError, RunUnusable):
+        with suppress(OSError):
             self._keeper.agents([name])
+            self._unwritten = True
         return AgentStarted(node=name, tries=self._of(name).count, given_up=self._of(name).given_up)

@@ -126,6 +126,8 @@ class Run(Struct):
     """Until when a shared cause holds."""
     cordons_ns: tuple[int, ...] = ()
     """When nodes were cordoned that no person asked for, of the last 24 h that were watched."""
+    cordons: tuple[float, ...] = ()
+    """The same by the wall clock: read where an older version wrote it, and counted as of the next coordinator."""
     leaves: dict[str, float] = {}
     """Node -> wall-clock date from which on it is not there."""
     lemons: dict[str, int] = {}

@@ -1,5 +1,6 @@
 """What a coordinator waits for beside its nodes: a checkpoint on its way back, retention, mirrors. Looked at, never
-waited for: the loop goes on. Each has a bound, and where a run has no mirrors nothing is waited for.
+waited for: the loop goes on, and a disk is asked in an errand (papers.py), so that one that hangs stops nobody. Each
+has a bound, and where a run has no mirrors nothing is waited for.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from packtrain.core.records import ErrorSeen, MirrorDone
 from packtrain.core.units import NS
 from packtrain.supervise.job import Job
 from packtrain.supervise.mirrors import has, missing_file, names
+from packtrain.supervise.papers import Do
 
 RETAIN_NS = 10 * NS
 """How long the end of an attempt may wait for retention; what is left is planned again next time."""
 LOOK_NS = NS // 2
 """Between two looks at a disk."""
+WAIT = "wait"
+"""Kind of the errand."""
 
 
 @dataclass
@@ -31,19 +35,26 @@ class Wait:
 
     id: int
     over: Callable[[], bool]
-    end_ns: int
+    end_ns: Callable[[], int]
     text: Callable[[], str] = str
     """What is waited for, for people; empty: nothing that they would miss."""
-    every_ns: int = 0
-    """Between two looks, where one costs something."""
+    disk: bool = False
+    """`over` asks a disk."""
     looked_ns: int = 0
+    was_over: bool = False
+    """What the disk said last."""
+
+    def told(self, over: bool | Exception) -> None:
+        if isinstance(over, Exception):
+            raise over
+        self.was_over = over
 
 
 class Waits:
-    """Of one run. Times are of the watched clock."""
+    """Of one run. Times are of the watched clock. `log`: nobody else's, for it is read in errands."""
 
-    def __init__(self, platform: Platform, job: Job, log: CommitLog) -> None:
-        self._platform, self._job, self._log = platform, job, log
+    def __init__(self, platform: Platform, job: Job, log: CommitLog, do: Do) -> None:
+        self._platform, self._job, self._log, self._do = platform, job, log, do
         self._mirrors = others(job.checkpoint.mirrors, job.run_folder)
         self._waits: list[Wait] = []
         self._lost: set[str] = set()
@@ -68,7 +79,7 @@ class Waits:
         self._lost.clear()
         end_ns = ns + _patience_ns(self._mirrors)
         text = "bringing a checkpoint back that was taken away"
-        self._waits.append(Wait(id, self._is_back, end_ns, lambda: text, LOOK_NS))
+        self._waits.append(Wait(id, self._is_back, lambda: end_ns, lambda: text, disk=True))
 
     def _is_back(self) -> bool:
         with suppress(OSError, PacktrainError):
@@ -80,24 +91,34 @@ class Waits:
 
     def until_wrapped(self, id: int, retained: Callable[[], bool], done: bool, ns: int) -> None:
         """For retention; when the run is `done` for its last checkpoint to be tried at every mirror, too."""
-        self._waits.append(Wait(id, retained, ns + RETAIN_NS))
-        point, behind = self._behind() if done else (None, ())
-        if point is not None and behind:
-            self._until_brought(id, point, behind, ns)
+        self._waits.append(Wait(id, retained, lambda: ns + RETAIN_NS))
+        if done and self._mirrors:
+            self._until_brought(id, ns)
 
-    def _until_brought(self, id: int, point: Commit, behind: Sequence[Mirror], ns: int) -> None:
+    def _until_brought(self, id: int, ns: int) -> None:
         self._tried.clear()
         self._lost.clear()
+        found = list[tuple[Commit | None, Sequence[Mirror]]]()
+
+        def over() -> bool:
+            if not found:
+                found.append(self._behind())
+            point, behind = found[0]
+            return point is None or not self._may_come(point, behind)
+
+        def text() -> str:
+            point, behind = found[0] if found else (None, ())
+            return self._bringing(point, behind) if point is not None else ""
+
         self._waits.append(Wait(
-            id, lambda: not self._may_come(point, behind), ns + _patience_ns(behind),
-            lambda: self._bringing(point, behind), LOOK_NS,
+            id, over, lambda: ns + _patience_ns(found[0][1] if found else self._mirrors), text, disk=True
         ))
 
     def _behind(self) -> tuple[Commit | None, Sequence[Mirror]]:
         """The last checkpoint, and the mirrors that lack it. What cannot be known now is told at the end."""
         point: Commit | None = None
         with suppress(OSError, PacktrainError):
-            point = self._log.restore_point() if self._mirrors else None
+            point = self._log.restore_point()
         if point is None:
             return None, ()
         return point, [one for one in self._mirrors if not self._has(one, point)]
@@ -122,10 +143,11 @@ class Waits:
         return sorted({wait.id for wait in over} - going_on)
 
     def _is_over(self, wait: Wait, ns: int) -> bool:
-        if ns < wait.looked_ns + wait.every_ns and ns < wait.end_ns:
-            return False
-        wait.looked_ns = ns
-        return wait.over() or ns >= wait.end_ns
+        if not wait.disk:
+            return wait.over() or ns >= wait.end_ns()
+        if ns >= wait.looked_ns + LOOK_NS and self._do(WAIT, wait.over, wait.told):
+            wait.looked_ns = ns
+        return wait.was_over or ns >= wait.end_ns()
 
 
 def _patience_ns(mirrors: Iterable[Mirror]) -> int:

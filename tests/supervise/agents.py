@@ -46,7 +46,7 @@ class Coordinator:
 
     def look(self) -> None:
         self.listener.wait(0.02)
-        for peer, _, message in self.listener.receive():
+        for peer, _, message in self.listener.receive().arrived:
             self.peer = peer
             match message:
                 case Hello():

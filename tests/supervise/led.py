@@ -18,7 +18,7 @@ from packtrain.supervise.delivery import AgentSide
 from packtrain.supervise.events import Finish
 from packtrain.supervise.job import Job
 from packtrain.supervise.keys import Address
-from packtrain.supervise.link import Arrived
+from packtrain.supervise.link import Arrived, Read
 from packtrain.supervise.messages import (
     Action,
     AskCarrier,
@@ -72,9 +72,9 @@ class Node:
         pulse = Pulse(node="n0", agent=self._hello.agent, attempt=self._attempt, step=-1)
         self._inbox += [Arrived(b"n0", "n0", one) for one in self._side.due(ns, self._hello, pulse)]
 
-    def receive(self) -> list[Arrived]:
+    def receive(self) -> Read:
         arrived, self._inbox = self._inbox, []
-        return arrived
+        return Read(arrived, len(arrived))
 
     def send(self, peer: bytes, message: FromCoordinator) -> bool:
         do = self._side.arrived(self._run.platform.boot_ns(), message)
@@ -88,7 +88,7 @@ class Node:
         match action:
             case Launch() if action.ranks:
                 self._attempt = action.attempt
-                self._tell(RankReady(attempt=action.attempt, rank=0, facts={}))
+                self.tell(RankReady(attempt=action.attempt, rank=0, facts={}))
             case GiveOrder(word=Word.GO):
                 self._life = self._run.lives(action.attempt)
             case GiveOrder(word=Word.STOP):
@@ -105,10 +105,10 @@ class Node:
     def _end(self, status: int, error: PacktrainError | None = None) -> None:
         if self._attempt:
             told = error.as_dict() if error is not None else {}
-            self._tell(RankEnded(attempt=self._attempt, rank=0, status=status, error=told))
+            self.tell(RankEnded(attempt=self._attempt, rank=0, status=status, error=told))
         self._attempt, self._life = 0, None
 
-    def _tell(self, event: Any) -> None:
+    def tell(self, event: Any) -> None:
         self._side.happened(self._run.platform.boot_ns(), event)
 
     def close(self) -> None: ...

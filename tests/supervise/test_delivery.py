@@ -30,6 +30,7 @@ from packtrain.supervise.messages import (
     Do,
     Edge,
     EndWorkers,
+    HardwareSeen,
     Hello,
     Leave,
     Outdated,
@@ -328,6 +329,17 @@ def test_what_is_merged_is_told_where_the_later_one_happened() -> None:
     outbox.put(0, RankPhase(attempt=1, rank=0, phase="steps", step=0))
     first, second = outbox.due(0)
     assert (first.event, type(second.event), outbox.merged) == (ended(1), RankPhase, 1)
+
+
+def test_no_line_of_a_kernel_takes_the_place_of_another() -> None:
+    """A GPU that is lost is told, whatever its kernel says next; the same thing once more is merged."""
+    outbox = Outbox("n0", "a")
+    lost = HardwareSeen(verdict="lost", what="Xid 79: fell off the bus", where="0000:01:00", text="the first line")
+    told = HardwareSeen(verdict="tell", what="Xid 154: it asks for another remedy", where="0000:01:00", text="line")
+    other = HardwareSeen(verdict="lost", what="Xid 79: fell off the bus", where="0000:02:00", text="line")
+    for event in (lost, told, other, told):
+        outbox.put(0, event)
+    assert [edge.event for edge in outbox.due(0)] == [lost, other, told] and outbox.merged == 1
 
 
 def test_a_welcome_says_what_need_not_be_said_again() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from packtrain.core.units import NS
@@ -9,9 +11,19 @@ from packtrain.supervise import messages as m
 from packtrain.supervise.config import SuperviseConfig
 from packtrain.supervise.desk import Desk
 from packtrain.supervise.events import Asked, Opened, Setup
-from packtrain.supervise.state import State
+from packtrain.supervise.state import AnyRecord, State
 from tests.supervise.played import CONFIG, Play
 from tests.supervise.simulated import MemoryLog
+
+
+class Counted(MemoryLog):
+    """`refused`: records of the last batch that it was given."""
+
+    refused = 0
+
+    def append(self, records: Sequence[AnyRecord], state: State) -> None:
+        self.refused = len(records)
+        super().append(records, state)
 
 
 def desk(log: MemoryLog, state: State | None = None, term: int = 1) -> Desk:
@@ -44,6 +56,26 @@ def test_nothing_leaves_while_the_log_is_away() -> None:
     one.look(4 * NS, 0.0)
     assert one.trouble is None and kinds(one, 4 * NS) == ["Welcome"] and len(one.own()) == 1
     assert one.state.run.paused and log.replay() == one.state
+
+
+def test_what_is_said_again_and_again_does_not_pile_up() -> None:
+    """Ten minutes without a log: new agents say Hello each second, and the attempt gets on. A look decides no more than
+    in the first minute, and afterwards all is known as it was last."""
+    log, play = Counted(), Play(nodes=2, supervise=CONFIG).run()
+    one, decided = Desk(play.state, 1, log, play.ns), list[int]()
+    log.broken = True
+    for second in range(10, 610):
+        ns = play.ns + second * NS
+        for n in range(2):
+            node = f"n{n}"
+            one.hear(ns, m.Pulse(node=node, agent="a", attempt=1, step=second, step_s=1.0))
+            one.hear(ns, msgspec.structs.replace(hello(), node=f"new{n}"))
+        one.look(ns, 0.0)
+        decided.append(log.refused)
+    assert max(decided) <= 6
+    log.broken = False
+    one.look(ns + NS // 10, 0.0)
+    assert one.trouble is None and one.state.run.attempt_step >= 600 and {"new0", "new1"} < set(one.state.nodes)
 
 
 def test_an_edge_is_acknowledged_when_it_is_in_the_log() -> None:

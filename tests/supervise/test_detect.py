@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from packtrain.core.errors import Contradiction
 from packtrain.core.units import NS
 from packtrain.supervise.config import SuperviseConfig
-from packtrain.supervise.detect import NOBODY_PART, OURS_FACTOR, Pace, Silence, WatchedClock
+from packtrain.supervise.detect import EARLY_S, NOBODY_NS, NOBODY_PART, OURS_FACTOR, Pace, Silence, WatchedClock
 from packtrain.supervise.events import Progress, Silent, Slow
 
 
@@ -59,6 +59,21 @@ def test_silence_of_all_is_rather_ours_also_where_they_take_turns(back_s: int, t
     assert len(found) == told and all(one.seconds >= 6.0 for one in found)
 
 
+@pytest.mark.parametrize("node_silent_s", [2.0, 3.0, 10.0])
+def test_one_neighbour_is_enough_to_know_that_our_link_is_there(node_silent_s: float) -> None:
+    """At every limit that the job may have, pulses of one node that come a little late are no silence of all: the
+    other is found at its limit."""
+    silence, found = Silence(node_silent_s - EARLY_S), list[Silent]()
+    for tick in range(400):
+        ns = tick * NS // 20
+        if tick % 21 == 0:
+            silence.heard("a", ns)
+        if tick % 21 == 0 and tick < 100:
+            silence.heard("b", ns)
+        found += silence.look(ns)
+    assert [one.node for one in found] == ["b"] and found[0].seconds <= node_silent_s
+
+
 def test_a_node_that_was_silent_before_is_told_back() -> None:
     """A coordinator that takes over hears of those that its log says are silent."""
     silence = Silence(3.0)
@@ -90,17 +105,20 @@ class Scanned:
         self.last_ns, self.ours_ns = 0, -limit_ns
 
     def heard(self, node: str, ns: int) -> bool:
-        if self.since and ns - self.last_ns >= NOBODY_PART * self.limit_ns:
+        if self.since and self.nobody(ns):
             self.ours_ns = ns
         self.since[node] = self.last_ns = ns
         was = node in self.silent
         self.silent.discard(node)
         return was
 
+    def nobody(self, ns: int) -> bool:
+        return ns - self.last_ns >= max(NOBODY_PART * self.limit_ns, NOBODY_NS)
+
     def look(self, ns: int) -> set[str]:
         quiet = {node: ns - since for node, since in self.since.items() if node not in self.silent}
         over = {node for node, passed in quiet.items() if passed >= self.limit_ns}
-        ours = ns - self.last_ns >= NOBODY_PART * self.limit_ns or ns - self.ours_ns < self.limit_ns
+        ours = self.nobody(ns) or ns - self.ours_ns < self.limit_ns
         if len(quiet) >= 2 and (ours or len(quiet) < 2 * len(over)):
             over = {node for node in over if quiet[node] >= OURS_FACTOR * self.limit_ns}
         self.silent |= over

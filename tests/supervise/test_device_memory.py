@@ -124,13 +124,39 @@ def test_other_nodes_of_this_machine_may_work() -> None:
     ("devices", "status"),
     [
         ("", 0), ("No devices were found\n", 6), ("NVIDIA-SMI has failed\n", 9), (f"{A}, 81000\n", 1),
-        ("\x00\xff rubbish, more, of it\n" * 9, 0), (f"{A}, [N/A]\n", 0), (f"{A}, [GPU requires reset]\n", 0),
+        ("\x00\xff rubbish, more, of it\n" * 9, 0),
     ],
 )
 def test_what_says_nothing_is_not_waited_for(devices: str, status: int) -> None:
-    """No device, a driver that fails, garbage, memory that is not told."""
+    """No device, a driver that fails, garbage."""
     machine = Machine(lambda seconds: devices, status=status)
     assert machine.wait() is None and machine.seconds < 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "holders", "where"),
+    [
+        (f"{A}, [N/A]\n{B}, 4\n", "", A),
+        (f"{A}, [Insufficient Permissions]\n{B}, [GPU requires reset]\n", "", f"{A}, {B}"),
+        (f"{A}, 61000\n", f"7, {A}, [N/A]\n", A), (f"{A}, 900\n", f"7, {A}, [N/A]\n", ""),
+        (f"{A}, 61000\n", f"7, {A}, [N/A]\n9, {A}, [N/A]\n", A),
+    ],
+)
+def test_what_is_unknown_is_told(devices: str, holders: str, where: str) -> None:
+    """A device whose memory nobody tells, or nobody tells how much of it another node of this run has: it is not taken
+    for free, nor for held, and not waited for. Where all together is little, whose it is does not matter."""
+    machine = Machine(lambda seconds: devices, lambda seconds: holders)
+    machine.processes.marks = {7: "run/n1/x"}
+    seen = machine.wait()
+    assert machine.seconds < 1 and (seen.where if seen is not None else "") == where
+    assert seen is None or (seen.verdict, seen.what) == ("unknown", "device memory may not be free")
+
+
+def test_what_is_held_beside_what_is_unknown_is_waited_for() -> None:
+    """And when it is free what is unknown is told."""
+    machine = Machine(lambda seconds: f"{A}, [N/A]\n{B}, {81000 if seconds < 7 else 3}\n")
+    seen = machine.wait()
+    assert seen is not None and (seen.verdict, seen.where) == ("unknown", A) and 7 <= machine.seconds < 9
 
 
 def test_a_machine_without_the_tool() -> None:
@@ -215,3 +241,16 @@ def test_a_node_whose_memory_is_held_is_chosen_last() -> None:
         play.end(0, -9)
         play.end_rest()
         assert play.members() == members
+
+
+def test_a_node_whose_memory_is_unknown_is_chosen_as_ever() -> None:
+    """It is told, in words of its own."""
+    play = Play(nodes=2, spares=1).run()
+    issued = play.edge("n1", HardwareSeen(verdict="unknown", what="device memory may not be free", where=A, text="?"))
+    (told,) = written(issued, NodeSuspected)
+    assert (told.reason, told.done, told.blamed) == (
+        f"as it began: device memory may not be free ({A}): ?", "it is told, and goes on", False
+    )
+    play.end(0, -9)
+    play.end_rest()
+    assert play.members() == ["n0", "n1"]

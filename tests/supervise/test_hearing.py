@@ -11,7 +11,7 @@ from packtrain.core.fake import FakeDisk, FakePlatform
 from packtrain.core.units import NS
 from packtrain.supervise.coordinator import CROWD, GATHER_S, READS_MAX, Coordinator
 from packtrain.supervise.keys import Address
-from packtrain.supervise.link import AT_ONCE_MAX, Arrived
+from packtrain.supervise.link import AT_ONCE_MAX, Arrived, Read
 from packtrain.supervise.messages import FromCoordinator, Hello, Pulse, Welcome
 from tests.checkpoint.worlds import make_run
 from tests.supervise.led import HOME, JOB
@@ -22,12 +22,12 @@ class Enough(Exception):
 
 
 class Backlog:
-    """A link on which `pieces` have arrived, for `looks`."""
+    """A link on which `pieces` have arrived, for `looks`; of each piece `dropped` messages more."""
 
     address = Address(address="tcp://c:1", server_key="k")
 
-    def __init__(self, platform: FakePlatform, pieces: Iterable[list[Arrived]], looks: int) -> None:
-        self._platform, self._pieces, self._looks = platform, iter(pieces), looks
+    def __init__(self, platform: FakePlatform, pieces: Iterable[list[Arrived]], looks: int, dropped: int) -> None:
+        self._platform, self._pieces, self._looks, self._dropped = platform, iter(pieces), looks, dropped
         self.read = 0
         self.sent: list[FromCoordinator] = []
         self.waited_s: list[float] = []
@@ -38,9 +38,10 @@ class Backlog:
         if len(self.waited_s) > self._looks:
             raise Enough
 
-    def receive(self) -> list[Arrived]:
+    def receive(self) -> Read:
         self.read += 1
-        return next(self._pieces, [])
+        arrived = next(self._pieces, [])
+        return Read(arrived, len(arrived) + self._dropped if arrived else 0)
 
     def send(self, peer: bytes, message: FromCoordinator) -> bool:
         self.sent.append(message)
@@ -57,9 +58,9 @@ PULSES = [pulse("n9")] * AT_ONCE_MAX
 HELLO = [Arrived(b"p", "n0", Hello(node="n0", agent="a", boot_id="b", term=0, attempt=0, version="1"))]
 
 
-def looked(pieces: Iterable[list[Arrived]], looks: int = 1) -> Backlog:
+def looked(pieces: Iterable[list[Arrived]], looks: int = 1, dropped: int = 0) -> Backlog:
     platform = FakePlatform(FakeDisk(), "host")
-    link = Backlog(platform, pieces, looks)
+    link = Backlog(platform, pieces, looks, dropped)
     make_run(platform)
     platform.mkdir(HOME)
     coordinator = Coordinator(JOB, platform, HOME, link)
@@ -73,6 +74,12 @@ def test_who_spoke_behind_many_others_is_heard_at_the_same_look() -> None:
     """Five looks' worth of messages have come while it was held up: the last of them is answered at the first look."""
     link = looked([PULSES, PULSES, PULSES, PULSES, HELLO])
     assert [type(one) for one in link.sent] == [Welcome] and link.read == 5
+
+
+def test_what_is_dropped_does_not_end_the_reading() -> None:
+    """A message that is none, in a full piece: what lies behind it is heard at the same look."""
+    link = looked([PULSES[1:], PULSES[1:], HELLO], dropped=1)
+    assert [type(one) for one in link.sent] == [Welcome] and link.read == 3
 
 
 def test_a_flood_does_not_keep_it_from_looking() -> None:

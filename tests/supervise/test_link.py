@@ -71,7 +71,7 @@ class Ends:
             again()
             self.listener.wait(0.05)
             PLATFORM.sleep(0.01)
-            arrived += self.listener.receive()
+            arrived += self.listener.receive().arrived
             if seen(arrived):
                 return arrived
         raise AssertionError(f"{len(arrived)} arrived, dropped {self.listener.dropped}")
@@ -202,7 +202,21 @@ def test_a_flood_is_taken_in_bounded_pieces(ends: Ends) -> None:
     ends.until(bool, lambda: node.send(pulse("n1")))
     sent = sum(node.send(pulse("n1", n)) for n in range(20 * QUEUED_MAX))
     ends.listener.wait(1.0)
-    assert len(ends.listener.receive()) <= AT_ONCE_MAX and sent < 20 * QUEUED_MAX
+    assert len(ends.listener.receive().arrived) <= AT_ONCE_MAX and sent < 20 * QUEUED_MAX
+
+
+def test_what_is_dropped_was_taken_all_the_same(ends: Ends) -> None:
+    """So whoever reads knows whether more may lie there."""
+    node, taken = ends.caller("n1"), 0
+    ends.until(bool, lambda: node.send(pulse("n1")))
+    for words in (b"\x01", b"\x02", pack(pulse("n2")), pack(pulse("n1", 9))):
+        node._sockets[0].send(words)
+    arrived = list[Arrived]()
+    while not arrived or arrived[-1].message != pulse("n1", 9):
+        ends.listener.wait(0.05)
+        read = ends.listener.receive()
+        arrived, taken = arrived + read.arrived, taken + read.taken
+    assert taken == len(arrived) + 3
 
 
 def test_a_caller_finds_the_next_coordinator(ends: Ends, tmp_path: pathlib.Path) -> None:

@@ -21,6 +21,7 @@ from packtrain.supervise.decisions import Decisions
 from packtrain.supervise.desk import Desk
 from packtrain.supervise.job import Job
 from packtrain.supervise.keys import Address
+from packtrain.supervise.link import Read
 from packtrain.supervise.log_homes import REFUSED_NS, Lead, Moves, place_of, places_of
 from packtrain.supervise.state import FINISHED, State
 from packtrain.supervise.status import status
@@ -176,8 +177,8 @@ class Nobody:
         for second in [second for second in self.at if second <= self.waited_s]:
             self.at.pop(second)()
 
-    def receive(self) -> list[Any]:
-        return []
+    def receive(self) -> Read:
+        return Read([], 0)
 
     def send(self, peer: bytes, message: object) -> bool:
         return True

@@ -32,7 +32,7 @@ from packtrain.supervise.events import (
     Slow,
     WrapUp,
 )
-from packtrain.supervise.state import RUNNING
+from packtrain.supervise.state import RUNNING, Run
 from tests.supervise.played import CONFIG, Play, actions, begin_of, owns, written
 
 
@@ -281,6 +281,17 @@ def test_a_day_later_another_node_may_be_cordoned() -> None:
     play.now_s += 400
     assert written(play.edge("n3", LOST), NodeCordoned)
     assert not written(play.edge("n4", LOST), NodeCordoned)
+
+
+def test_cordons_of_an_older_version_count() -> None:
+    """Its log has dates of the wall clock: a coordinator that goes on from there lets a day pass after them."""
+    play = Play(nodes=2, spares=3).run()
+    old = msgspec.json.encode(play.state.run)[:-1] + b',"cordons":[1700000000.5]}'
+    play.state = msgspec.structs.replace(play.state, run=msgspec.json.decode(old, type=Run))
+    play.happened(Opened(term=2, setup=play.setup))
+    assert not written(play.edge("n1", LOST), NodeCordoned) and not play.state.run.cordons
+    play.now_s += 86_400
+    assert written(play.edge("n2", LOST), NodeCordoned)
 
 
 def test_a_straggler_is_told() -> None:

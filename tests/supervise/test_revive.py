@@ -161,7 +161,14 @@ def test_agents_that_died_are_started_but_for_those_told_to_leave() -> None:
     """Each once while it lives, under its name, told with how often; and where they run is written down."""
     machine, told = Machine(), list[AgentStarted]()
     here = AgentsHere(machine.platform, RUN, f"{BASE}/c", {})
-    machine.pass_s(3, lambda ns: told.extend(here.look(ns, {"n1"})))
+    asked, refused = list[str](), list[bool]()
+    assert here.live is not None
+    machine.platform.faults = lambda op, path, count: asked.append(path)
+    machine.pass_s(3, lambda ns: told.extend(here.look(ns, {"n1"})), lambda ns: here.write(lambda *_: False))
+    assert not [path for path in asked if path.startswith(RUN)], "its disk may hang"
+    for _ in range(2):
+        here.write(lambda kind, call, then: not refused.append(then(call())))  # type: ignore[func-returns-value]
+    assert len(refused) == 1
     (n0,) = machine.started
     assert n0.argv[n0.argv.index("--node") + 1] == "n0" and told == [AgentStarted(node="n0", tries=1)]
     found = local.find(machine.platform, RUN)

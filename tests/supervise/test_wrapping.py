@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -133,10 +134,18 @@ class Scene:
         self.log = make_run(self.platform)
         self.log.begin(None, ["r00000"], "a")
         self.commit = publish_small(self.platform, self.log, 1, 10)
+        self.hangs = False
         job = Job(
             name="r", run_folder=RUN, worker=(), carrier=(), version="t", checkpoint=CheckpointConfig(mirrors=mirrors)
         )
-        self.waits, self.ns, self.retained = Waits(self.platform, job, self.log), 0, retained
+        self.waits, self.ns, self.retained = Waits(self.platform, job, self.log, self.do), 0, retained
+
+    def do(self, kind: str, call: Callable[[], Any], then: Callable[[Any], None]) -> bool:
+        """An errand: over at once, or never where the disk hangs."""
+        if self.hangs:
+            return False
+        then(call())
+        return True
 
     def wrap(self, done: bool = True) -> None:
         self.waits.until_wrapped(ID, lambda: self.retained, done, self.ns)
@@ -185,7 +194,7 @@ def test_every_mirror_is_waited_for_and_named() -> None:
     """Those that lack the last step, until it is there; one that has it already is not waited for."""
     scene = Scene(NEAR, B2)
     scene.wrap()
-    assert scene.waits.text.startswith("bringing step 10 to near, b2 (") and scene.going_on(100)
+    assert scene.going_on(1) and scene.waits.text.startswith("bringing step 10 to near, b2 (") and scene.going_on(100)
     scene.is_on(NEAR)
     assert scene.waits.text.startswith("bringing step 10 to b2 (") and scene.going_on(100)
     scene.is_on(B2)
@@ -232,6 +241,15 @@ def test_a_last_checkpoint_that_is_lost_ends_the_wait() -> None:
         assert scene.going_on(5)
         scene.waits.noted(told)
         assert scene.going_on(5) is not gone
+
+
+@pytest.mark.parametrize("what", ["wrapped", "back"])
+def test_a_disk_that_hangs_does_not_stop_who_waits(what: str) -> None:
+    """It is asked in errands alone, never in the coordinator's loop, and the bounds are kept all the same."""
+    scene, asked = Scene(NEAR), list[str]()
+    scene.hangs, scene.platform.faults = True, lambda op, path, count: asked.append(path)
+    scene.wrap() if what == "wrapped" else scene.waits.until_back(ID, scene.ns)
+    assert scene.seconds() == NEAR.deadline_s and not asked
 
 
 def test_a_log_that_cannot_be_read_is_not_waited_for() -> None:
