@@ -76,6 +76,9 @@ class Lending:
         self._waiting: dict[str, tuple[Lend, Told]] = {}
         self._lenders: set[str] = set()
         self._failing = False
+        self._warns = False
+        """Whether the last warning is still on its way."""
+        self._warner = platform.crew(1)
         self._stopped = False
         self.sent = self.failed = 0
         """Slots that a peer has whole, and those that did not get there."""
@@ -107,6 +110,7 @@ class Lending:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self._warner.close()
         if run_over:
             self.holding.drop()
 
@@ -154,7 +158,7 @@ class Lending:
         return peer
 
     def _failed(self, lend: Lend, error: Exception) -> PacktrainError:
-        """Said once, and again when it had worked meanwhile."""
+        """Said once, and again when it had worked meanwhile; not waited for: the run's disk may hang."""
         found = PeerCopyFailed(
             f"step {lend.step} of {lend.writer} has no copy on another node: {words(error)}", where=lend.image,
             fix="training goes on and the next is sent as usual; until one arrives the loss of this node costs the "
@@ -163,8 +167,17 @@ class Lending:
         self.failed += 1
         if not self._failing:
             self._failing = True
-            self._warn(found)
+            if not self._warns:
+                self._warns = True
+                self._warner.start(lambda: self._say(found))
         return found
+
+    def _say(self, error: PacktrainError) -> None:
+        """In the crew's thread."""
+        try:
+            self._warn(error)
+        finally:
+            self._warns = False
 
     def _send(self, lend: Lend, peer: str) -> None:
         record = self.platform.read(lend.image + RECORD, 0, RECORD_BYTES_MAX)
