@@ -273,9 +273,9 @@ class Saver:
             self._offer_again(ticket, self._pending[ticket])
 
     def _holds(self, step: int) -> Buffer | None:
-        """The slot filled last, if it holds this step: no second copy is made."""
+        """The slot filled last, if it holds this step and nobody removed it: no second copy is made."""
         last = self._filled_last
-        return last if last is not None and last.step == step else None
+        return last if last is not None and last.step == step and self._platform.exists(last.path) else None
 
     def _copied(
         self, step: int, layout: ImageLayout, tensors: Sequence[LocalTensor], meta: dict[str, Any]
