@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from packtrain.checkpoint.asking import ASK_S, Around, Patience, words
+from packtrain.checkpoint.asking import AGAIN_S, ASK_S, RESTART_S, Around, Patience, words
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.fetching import Fetching
 from packtrain.checkpoint.filling import record_of
@@ -37,7 +37,7 @@ from packtrain.checkpoint.slots import (
     named_by,
     peer_folder,
 )
-from packtrain.core.errors import PacktrainError, PeerCopyFailed
+from packtrain.core.errors import PacktrainError, PeerCopyFailed, PeerLost
 from packtrain.core.platform import Platform
 from packtrain.core.units import NS
 
@@ -143,8 +143,7 @@ class Lending:
         """This slot to the peer of this node, now: what that took, or why it did not get there."""
         began_ns = self.platform.boot_ns()
         try:
-            peer = self._peer()
-            self._send(lend, peer)
+            peer = self._send(lend)
         except Exception as error:  # whatever it is, it costs one copy
             return self._failed(lend, error)
         self.sent, self._failing = self.sent + 1, False
@@ -154,7 +153,7 @@ class Lending:
     def _peer(self) -> str:
         peer = peers_of(in_order(self._around.nodes()), self._around.domains).get(self._around.node)
         if peer is None:
-            raise PeerCopyFailed("no other node is known yet", where=self._around.node)
+            raise PeerLost("no other node is known yet", where=self._around.node)
         return peer
 
     def _failed(self, lend: Lend, error: Exception) -> PacktrainError:
@@ -179,20 +178,24 @@ class Lending:
         finally:
             self._warns = False
 
-    def _send(self, lend: Lend, peer: str) -> None:
+    def _send(self, lend: Lend) -> str:
+        """To which peer. One whose carrier just went is waited for as long as it may take to come back, once: rounds go
+        on at their pace where it stays away."""
         record = self.platform.read(lend.image + RECORD, 0, RECORD_BYTES_MAX)
         slot, sha256 = record_of(record, lend.image)
         patience = Patience(self.platform, self._deadline_s)
 
-        def send() -> None:
+        def send() -> str:
             hold = {"op": "hold", "of": lend.of, "before": lend.before}
-            at = client.ask(hold, body_of(record), timeout_s=patience.left_s(ASK_S))["at"]
-            if at < slot.bytes:
-                image = {"op": "hold_image", "sha256": sha256, "at": at}
-                client.ask(image, self._image(lend.image, at, slot.bytes), timeout_s=patience.left_s())
+            peer = self._peer()
+            with closing(self._around.reach(peer)) as client:
+                at = client.ask(hold, body_of(record), timeout_s=patience.left_s(ASK_S))["at"]
+                if at < slot.bytes:
+                    image = {"op": "hold_image", "sha256": sha256, "at": at}
+                    client.ask(image, self._image(lend.image, at, slot.bytes), timeout_s=patience.left_s())
+            return peer
 
-        with closing(self._around.reach(peer)) as client:
-            patience.tried(send)
+        return patience.tried(send, AGAIN_S if self._failing else RESTART_S)
 
     def _image(self, path: str, at: int, size: int) -> Body:
         """The rest of an image. A slot that its worker took away in between ends it."""
