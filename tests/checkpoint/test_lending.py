@@ -14,6 +14,7 @@ from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import Contradiction
 from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.platform import LocalPlatform
+from packtrain.train.assemble import lack_of_room
 from tests.checkpoint.test_slots import FOLDER, Client, begin_again, begun_run, remember
 from tests.checkpoint.worlds import RUN, WRITER, small_state
 
@@ -160,6 +161,20 @@ def test_only_where_wanted_and_where_there_is_room():
     assert client.told == [] and steps_held(platform) == {4, 8, 9} and saver.peer_news() == (0, 0)
     none = Saver(platform, BufferFolder(FOLDER), client, 1, WRITER, 60.0)
     assert none.round_ended == NEVER
+
+
+def test_who_has_no_room_says_what_that_costs():
+    """A worker without a memory tier keeps the whole run from having copies on other nodes, and says so where those are
+    wanted; one that has no room for lending alone does not."""
+    for where, name, stops in (
+        (BufferFolder("here", fallback="no room"), "checkpoint.buffers_on_disk", True),
+        (BufferFolder("here", no_slots="no room"), "checkpoint.no_memory_tier", True),
+        (BufferFolder("here", slots=True, no_lends="no room"), "checkpoint.no_peer_copies", False),
+    ):
+        for peers in (True, False):
+            lack = lack_of_room(where, peers)
+            assert lack["name"] == name and ("no node of the run" in lack["what"]) == (peers and stops)
+    assert lack_of_room(BufferFolder("here", slots=True, lends=True), True) == {}
 
 
 EVENTS = ("remember", "save", "published", "over", "failed", "lost", "back", "poll")
