@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from packtrain.checkpoint.link import Body, Write
 from packtrain.core.errors import PacktrainError, PeerCopyFailed, PeerLost
 from packtrain.core.platform import Platform
 from packtrain.core.units import NS
 
-TRIES = 3
-RETRY_S = 1.0
+AGAIN_S = (1.0, 1.0)
+"""Waits between tries."""
+RESTART_S = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0)
+"""As long as a carrier takes that is started again, the longest pause before that included."""
 ASK_S = 30.0
 """For an answer without bulk."""
+
+
+T = TypeVar("T")
 
 
 class Asking(Protocol):
@@ -52,15 +58,13 @@ class Patience:
             raise PeerCopyFailed("its time is over", where="this carrier")
         return min(left_s, most_s)
 
-    def tried(self, ask: Callable[[], None]) -> None:
-        """A carrier that does not answer is asked again, and then again. Raises PeerLost and what `ask` raises."""
-        for left in reversed(range(TRIES)):
-            try:
+    def tried(self, ask: Callable[[], T], waits_s: Sequence[float] = AGAIN_S) -> T:
+        """A carrier that does not answer is asked again after each wait. Raises PeerLost and what `ask` raises."""
+        for wait_s in waits_s:
+            with suppress(PeerLost):
                 return ask()
-            except PeerLost:
-                if not left:
-                    raise
-            self._platform.sleep(RETRY_S)
+            self._platform.sleep(min(wait_s, self.left_s()))
+        return ask()
 
 
 def words(error: Exception) -> str:

@@ -33,8 +33,6 @@ from packtrain.core.errors import PeerCopyFailed
 from packtrain.core.memory import budget_for
 from packtrain.core.platform import Platform
 
-IMAGES = 2
-"""Kept of each writer: one whole while another arrives."""
 WRITERS_MAX = 64
 """Of one node."""
 FIX = "nothing: the next copy is sent as usual; until one arrives a loss of that node costs the steps since the last"

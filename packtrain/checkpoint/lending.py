@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from packtrain.checkpoint.asking import ASK_S, Around, Patience, words
+from packtrain.checkpoint.asking import AGAIN_S, ASK_S, RESTART_S, Around, Patience, words
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.fetching import Fetching
 from packtrain.checkpoint.filling import record_of
@@ -37,7 +37,7 @@ from packtrain.checkpoint.slots import (
     named_by,
     peer_folder,
 )
-from packtrain.core.errors import PacktrainError, PeerCopyFailed
+from packtrain.core.errors import PacktrainError, PeerCopyFailed, PeerLost
 from packtrain.core.platform import Platform
 from packtrain.core.units import NS
 
@@ -76,6 +76,9 @@ class Lending:
         self._waiting: dict[str, tuple[Lend, Told]] = {}
         self._lenders: set[str] = set()
         self._failing = False
+        self._warns = False
+        """Whether the last warning is still on its way."""
+        self._warner = platform.crew(1)
         self._stopped = False
         self.sent = self.failed = 0
         """Slots that a peer has whole, and those that did not get there."""
@@ -107,6 +110,7 @@ class Lending:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self._warner.close()
         if run_over:
             self.holding.drop()
 
@@ -139,8 +143,7 @@ class Lending:
         """This slot to the peer of this node, now: what that took, or why it did not get there."""
         began_ns = self.platform.boot_ns()
         try:
-            peer = self._peer()
-            self._send(lend, peer)
+            peer = self._send(lend)
         except Exception as error:  # whatever it is, it costs one copy
             return self._failed(lend, error)
         self.sent, self._failing = self.sent + 1, False
@@ -150,11 +153,11 @@ class Lending:
     def _peer(self) -> str:
         peer = peers_of(in_order(self._around.nodes()), self._around.domains).get(self._around.node)
         if peer is None:
-            raise PeerCopyFailed("no other node is known yet", where=self._around.node)
+            raise PeerLost("no other node is known yet", where=self._around.node)
         return peer
 
     def _failed(self, lend: Lend, error: Exception) -> PacktrainError:
-        """Said once, and again when it had worked meanwhile."""
+        """Said once, and again when it had worked meanwhile; not waited for: the run's disk may hang."""
         found = PeerCopyFailed(
             f"step {lend.step} of {lend.writer} has no copy on another node: {words(error)}", where=lend.image,
             fix="training goes on and the next is sent as usual; until one arrives the loss of this node costs the "
@@ -163,23 +166,36 @@ class Lending:
         self.failed += 1
         if not self._failing:
             self._failing = True
-            self._warn(found)
+            if not self._warns:
+                self._warns = True
+                self._warner.start(lambda: self._say(found))
         return found
 
-    def _send(self, lend: Lend, peer: str) -> None:
+    def _say(self, error: PacktrainError) -> None:
+        """In the crew's thread."""
+        try:
+            self._warn(error)
+        finally:
+            self._warns = False
+
+    def _send(self, lend: Lend) -> str:
+        """To which peer. One whose carrier just went is waited for as long as it may take to come back, once: rounds go
+        on at their pace where it stays away."""
         record = self.platform.read(lend.image + RECORD, 0, RECORD_BYTES_MAX)
         slot, sha256 = record_of(record, lend.image)
         patience = Patience(self.platform, self._deadline_s)
 
-        def send() -> None:
+        def send() -> str:
             hold = {"op": "hold", "of": lend.of, "before": lend.before}
-            at = client.ask(hold, body_of(record), timeout_s=patience.left_s(ASK_S))["at"]
-            if at < slot.bytes:
-                image = {"op": "hold_image", "sha256": sha256, "at": at}
-                client.ask(image, self._image(lend.image, at, slot.bytes), timeout_s=patience.left_s())
+            peer = self._peer()
+            with closing(self._around.reach(peer)) as client:
+                at = client.ask(hold, body_of(record), timeout_s=patience.left_s(ASK_S))["at"]
+                if at < slot.bytes:
+                    image = {"op": "hold_image", "sha256": sha256, "at": at}
+                    client.ask(image, self._image(lend.image, at, slot.bytes), timeout_s=patience.left_s())
+            return peer
 
-        with closing(self._around.reach(peer)) as client:
-            patience.tried(send)
+        return patience.tried(send, AGAIN_S if self._failing else RESTART_S)
 
     def _image(self, path: str, at: int, size: int) -> Body:
         """The rest of an image. A slot that its worker took away in between ends it."""

@@ -7,7 +7,8 @@ memory and at its peer. How a round ended for a rank travels with its row of ord
 ranks have read the same calls, so all decide alike.
 
 A copy that did not arrive ends a round as well: it costs the protection of that node until the next one does, and of no
-other. A writer that could not hold the step costs all of them that round.
+other. A writer that could not hold the step costs all of them that round. While one holds nothing in memory at all
+there are no rounds.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ class Rounds:
 
     def begins(self, step: int, ended: Sequence[int]) -> Round | None:
         """The round that begins with this step, if one does. `ended`: of each rank the step of the last round that has
-        ended there, negative where the rank did not hold it."""
-        if not self._every or step % self._every or any(abs(one) < self._last.step for one in ended):
+        ended there, negative where the rank did not hold it. None while one has no memory tier: no step would be whole.
+        """
+        if not self._every or step % self._every or NEVER in ended:
+            return None
+        if any(abs(one) < self._last.step for one in ended):
             return None
         all_held = all(one == self._last.step for one in ended)
         self._last = Round(step, self._last.step if all_held else self._last.before)

@@ -114,6 +114,8 @@ class Saver:
         self._local_writers = local_writers
         self._round = Round(0, 0)
         self._round_ended = 0
+        self._copied_by_ns = 0
+        """When the round ends here, copied or not."""
         self._on_loan: tuple[int, Buffer] | None = None
         """Ticket, and what the carrier may read under it."""
         images = (SLOTS if self.remembers else BUFFERS) + (LENT if self._lends else 0)
@@ -190,6 +192,7 @@ class Saver:
         self._hear()
         if begins is not None:
             self._round, self._kept = begins, {begins.step, begins.before or self._began_from}
+            self._copied_by_ns = self._after(self._deadline_s)
         try:
             if self._holds(step) or self._copied(step, self._plan(tensors), tensors, meta):
                 return (self._platform.boot_ns() - begun_ns) / NS
@@ -270,9 +273,9 @@ class Saver:
             self._offer_again(ticket, self._pending[ticket])
 
     def _holds(self, step: int) -> Buffer | None:
-        """The slot filled last, if it holds this step: no second copy is made."""
+        """The slot filled last, if it holds this step and nobody removed it: no second copy is made."""
         last = self._filled_last
-        return last if last is not None and last.step == step else None
+        return last if last is not None and last.step == step and self._platform.exists(last.path) else None
 
     def _copied(
         self, step: int, layout: ImageLayout, tensors: Sequence[LocalTensor], meta: dict[str, Any]
@@ -345,20 +348,28 @@ class Saver:
     # --- rounds ---
 
     def _go_on_with_round(self) -> None:
-        """Lend its slot as soon as that is whole. One short line, and nothing is waited for."""
+        """Lend its slot as soon as that is whole: one short line, and nothing is waited for. A carrier that cannot be
+        told, or does not answer in time, ends the round as a copy does that did not arrive: no rank waits on for it."""
         if self._may_be_sealed.is_set():
             self._wait_for_record()
-        if self._on_loan is not None or abs(self._round_ended) == self._round.step:
+        if abs(self._round_ended) == self._round.step:
             return
-        buffer = next((buffer for buffer in self._buffers if buffer.step == self._round.step), None)
+        slot = next((buffer for buffer in self._buffers if buffer.step == self._round.step), None)
+        buffer = self._on_loan[1] if self._on_loan is not None else slot
         if buffer is None:
             self._not_held()
         elif buffer is self._filled_last and self._sealed is not None:
             return
-        elif self._lends:
-            self._lend(buffer)
-        else:
+        elif not self._lends:
             self._round_ended = self._round.step
+        elif self._platform.boot_ns() > self._copied_by_ns:
+            self._returned(buffer, {})
+        elif self._on_loan is None:
+            self._lend(buffer)
+
+    def _after(self, deadline_s: float) -> int:
+        """When what has that deadline is over."""
+        return self._platform.boot_ns() + int((deadline_s + MARGIN_S) * NS)
 
     def _not_held(self) -> None:
         self.not_copied += self._lends
@@ -372,6 +383,7 @@ class Saver:
         })
         if told:
             self._on_loan = self._ticket, buffer
+            self._copied_by_ns = self._after(self._deadline_s * self._local_writers)  # the node sends one at a time
 
     def _returned(self, buffer: Buffer, outcome: dict[str, Any]) -> None:
         self._on_loan, self._round_ended = None, self._round.step
@@ -380,7 +392,7 @@ class Saver:
             return
         self.not_copied += 1
         if outcome.get("ok") is None:
-            self._leave(buffer)  # no answer of the carrier's own: it was lost, and may read on
+            self._leave(buffer)  # no answer of the carrier's own: it was lost or hangs, and may read on
 
     def _known(self, step: int) -> int | None:
         """The ticket of a save of this step that is on its way; of one published already, ended once more at once."""

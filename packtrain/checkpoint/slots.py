@@ -17,6 +17,7 @@ finds the newest step that is whole over all of them, and `recall.py` reads it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -139,11 +140,8 @@ class Buffer:
         """Copy. Raises OSError where there is no room, or the record of what it held does not go."""
         self.forget(platform)
         mapped = self._mapped
-        if mapped is None or self._header != layout.header:
-            mapped = self._mapped = platform.map_file(self.path, layout.bytes_total)
-            layout.fill_header(mapped.buffer)
-            mapped.filled(0, len(layout.header))
-            self._header = layout.header
+        if mapped is None or self._header != layout.header or not self._is_there(platform):
+            mapped = self._mapped = self._map(platform, layout)
         assert len(tensors) == len(layout.boxes), "an image has its own tensors and no others"
         work = [partial(_fill, mapped, layout, index, tensor) for index, tensor in enumerate(tensors)]
         if layout.bytes_total < SHARED_BYTES_MIN:
@@ -153,6 +151,26 @@ class Buffer:
         with platform.crew(FILLERS) as crew:
             for wait in [crew.start(copy) for copy in work]:
                 wait()
+
+    def _is_there(self, platform: Platform) -> bool:
+        """Somebody may have removed it; if not it is as old as what it is filled with."""
+        try:
+            platform.touch(self.path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _map(self, platform: Platform, layout: ImageLayout) -> Mapped:
+        folder = os.path.dirname(self.path)
+        if not platform.exists(folder):
+            platform.mkdir(folder, 0o700)
+            if not platform.is_private(folder):
+                raise PermissionError(errno.EPERM, "not a folder of this user alone", folder)
+        mapped = platform.map_file(self.path, layout.bytes_total)
+        layout.fill_header(mapped.buffer)
+        mapped.filled(0, len(layout.header))
+        self._header = layout.header
+        return mapped
 
     def seal(self, platform: Platform, slot: Slot) -> None:
         """Sum up what was filled, then write the record: from then on it is whole. Raises OSError."""
@@ -198,7 +216,7 @@ class LeftInMemory(NamedTuple):
     folder: str
     bytes: int
     age_s: float
-    """Since the newest record or image was made."""
+    """Since the newest record was made or the last image was filled."""
 
 
 def ours_in_memory(platform: Platform) -> list[LeftInMemory]:

@@ -169,7 +169,7 @@ def left_in_memory(platform: Platform) -> Finding:
     total, age = bytes_text(sum(left.bytes for left in old)), duration_text(min(left.age_s for left in old))
     return Finding(
         WARN, "left in memory", f"{total} by runs that made no copy for {age}",
-        f"if none of them is to begin from there: rm -r {' '.join(left.folder for left in old)}",
+        f"if none of them trains, is paused or is to begin from there: rm -r {' '.join(left.folder for left in old)}",
     )
 
 

@@ -383,6 +383,9 @@ class FakePlatform(Platform):
     def modified_s(self, path: str) -> float:
         return self.step("modified_s", path, lambda: WALL_START_S + self.disk.find(path).modified_ns / NS)
 
+    def touch(self, path: str) -> None:
+        self.step("touch", path, lambda: self.disk.touch(path))
+
     def lock(self, path: str, note: str) -> Lock | None:
         def take() -> Lock | None:
             disk = self.disk

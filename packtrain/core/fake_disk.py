@@ -353,6 +353,9 @@ class FakeDisk:
         node.synced = 0
         node.modified_ns = self.clock.now_ns
 
+    def touch(self, path: str) -> None:
+        self.find_file(path).modified_ns = self.clock.now_ns
+
     def resize(self, node: FileNode, size: int, path: str) -> None:
         """Longer by zeros, which take room at once, or shorter."""
         more = size - len(node.data)

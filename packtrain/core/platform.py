@@ -171,6 +171,10 @@ class Platform(ABC):
         """Wall-clock time of the last change."""
 
     @abstractmethod
+    def touch(self, path: str) -> None:
+        """It was changed just now: what is written through a mapping does not say so. FileNotFoundError: it is gone."""
+
+    @abstractmethod
     def lock(self, path: str, note: str) -> Lock | None:
         """Exclusive lock on `path` (created when absent) with `note` written inside; None when another holds it."""
 
@@ -410,6 +414,9 @@ class LocalPlatform(Platform):
 
     def modified_s(self, path: str) -> float:
         return os.stat(path).st_mtime
+
+    def touch(self, path: str) -> None:
+        os.utime(path)
 
     def lock(self, path: str, note: str) -> Lock | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -262,7 +262,9 @@ def _saver(desk: Desk, image_bytes: int) -> Saver:
     begun = _wants_memory(desk)
     peers = _peer_every(desk) > 0
     where = choose_buffer_folder(desk.platform, place.run, image_bytes, writer, begun, peers)
-    _tell_room(desk, where)
+    lack = lack_of_room(where, peers)
+    if lack:
+        desk.journal.write(warning(lack))
     return Saver(
         desk.platform, where, CarrierClient(place.carrier), place.attempt, writer, desk.spec.checkpoint.deadline_s,
         begun, peers, place.local_world_size,
@@ -275,24 +277,26 @@ def _peer_every(desk: Desk) -> int:
     return desk.spec.checkpoint.peer_memory if place.world_size > place.local_world_size else 0
 
 
-def _tell_room(desk: Desk, where: BufferFolder) -> None:
-    """Warnings, where memory has too little."""
+def lack_of_room(where: BufferFolder, peers: bool) -> dict[str, str]:
+    """A warning's fields, where memory has too little; else empty. `peers`: the run wants copies on other nodes."""
+    no_rounds = "; so no node of the run has copies on another (checkpoint.peer_memory)" if peers else ""
     if where.fallback:
-        desk.journal.write(warning({
-            "name": "checkpoint.buffers_on_disk", "what": where.fallback, "where": where.path,
+        return {
+            "name": "checkpoint.buffers_on_disk", "what": where.fallback + no_rounds, "where": where.path,
             "fix": "give the machine's memory file system more room; saves are slower until then",
-        }))
-    elif where.no_slots:
-        desk.journal.write(warning({
-            "name": "checkpoint.no_memory_tier", "what": where.no_slots, "where": where.path,
+        }
+    if where.no_slots:
+        return {
+            "name": "checkpoint.no_memory_tier", "what": where.no_slots + no_rounds, "where": where.path,
             "fix": "make room there, or set checkpoint.memory_every_steps to 0; restarts begin from disk until then",
-        }))
-    elif where.no_lends:
-        desk.journal.write(warning({
+        }
+    if where.no_lends:
+        return {
             "name": "checkpoint.no_peer_copies", "what": where.no_lends, "where": where.path,
             "fix": "make room there, or set checkpoint.peer_memory to 0; until then the loss of a node costs the steps "
             "since the last save on disk",
-        }))
+        }
+    return {}
 
 
 def _wants_memory(desk: Desk) -> Commit | None:

@@ -10,6 +10,7 @@ from packtrain.checkpoint.reader import restoring
 from packtrain.checkpoint.slots import bringing, choose, held_in, memory_folder, peer_folder
 from packtrain.core.errors import PeerCopyFailed, SlotDamaged
 from packtrain.core.fake import FakeCrash, FakePlatform, crash, fail, late, lost_reply, tear
+from packtrain.core.units import NS
 from tests.checkpoint.keepers import PIECE_BYTES, Nodes
 from tests.checkpoint.worlds import RUN, same_bits, tensor_of
 
@@ -96,7 +97,7 @@ def test_a_fault_at_any_operation_costs_one_copy(fault, who):
 
 
 def test_what_broke_off_goes_on():
-    """A connection that is cut in the middle costs what was not checked yet; three cuts in a row cost the copy, said
+    """A connection that is cut in the middle costs what was not checked yet; cuts without end cost the copy, said
     once; the slot before stays all the time."""
     nodes, lend = two_sent()
     start = nodes.pieces
@@ -123,6 +124,37 @@ def test_what_broke_off_goes_on():
     assert must_be_true(nodes, "n1") == [("r00000", 2), ("r00000", 4)]
     nodes.dead.clear()
     assert nodes.lendings["n0"].bring(third)["step"] == 5
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["gone", "unknown"])
+def test_a_carrier_that_is_started_again_is_waited_for(known):
+    """A peer whose carrier comes back within a minute, or is not known before, gets the slot that was lent meanwhile.
+    One that stays away is waited for so long once: until a copy arrives again all others fail within seconds."""
+    nodes, lend = two_sent()
+    clock, seconds = nodes.disk.clock, []
+    for away_s in (25.0, 1e9, 1e9):
+        if known:
+            nodes.dead.add("n1")
+        else:
+            nodes.names.remove("n1")
+        begun_ns, back = clock.now_ns, []
+
+        def come_back(op, path, n, since_ns=begun_ns, away_s=away_s, back=back):
+            if clock.now_ns - since_ns > away_s * NS and not back:
+                back.append(nodes.dead.clear() if known else nodes.names.append("n1"))
+
+        nodes.lendings["n0"].platform.faults = come_back
+        seconds.append((type(nodes.lendings["n0"].bring(lend)), (clock.now_ns - begun_ns) / NS))
+        if not (back or known):
+            nodes.names.append("n1")
+        nodes.dead.clear()
+        nodes.returned("n0")
+        lend = nodes.remember("n0", lend.step + 1, state(lend.step + 1))
+    (first, first_s), (second, second_s), (third, third_s) = seconds
+    assert (first, second, third) == (dict, PeerCopyFailed, PeerCopyFailed)
+    assert 25 < first_s < 50 and 55 < second_s < 65 and third_s < 5
+    nodes.lendings["n0"].platform.faults = None
+    assert isinstance(nodes.lendings["n0"].bring(lend), dict) and len(nodes.warned) == 1
 
 
 @pytest.mark.parametrize("drains", [True, False], ids=["heard", "cut off"])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.rounds import NEVER, Round, Rounds
-from packtrain.checkpoint.saver import Saver
+from packtrain.checkpoint.saver import MARGIN_S, Saver
 from packtrain.checkpoint.slots import BufferFolder, held_in, look
 from packtrain.core.contract import CarrierClient
 from packtrain.core.errors import Contradiction
 from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.platform import LocalPlatform
+from packtrain.train.assemble import lack_of_room
 from tests.checkpoint.test_slots import FOLDER, Client, begin_again, begun_run, remember
 from tests.checkpoint.worlds import RUN, WRITER, small_state
 
@@ -161,6 +163,20 @@ def test_only_where_wanted_and_where_there_is_room():
     assert none.round_ended == NEVER
 
 
+def test_who_has_no_room_says_what_that_costs():
+    """A worker without a memory tier keeps the whole run from having copies on other nodes, and says so where those are
+    wanted; one that has no room for lending alone does not."""
+    for where, name, stops in (
+        (BufferFolder("here", fallback="no room"), "checkpoint.buffers_on_disk", True),
+        (BufferFolder("here", no_slots="no room"), "checkpoint.no_memory_tier", True),
+        (BufferFolder("here", slots=True, no_lends="no room"), "checkpoint.no_peer_copies", False),
+    ):
+        for peers in (True, False):
+            lack = lack_of_room(where, peers)
+            assert lack["name"] == name and ("no node of the run" in lack["what"]) == (peers and stops)
+    assert lack_of_room(BufferFolder("here", slots=True, lends=True), True) == {}
+
+
 EVENTS = ("remember", "save", "published", "over", "failed", "lost", "back", "poll")
 
 
@@ -216,6 +232,32 @@ def test_a_slot_whose_carrier_was_lost_is_left_to_it():
         answer(client)
     assert not platform.exists(client.told[0]["image"])
     assert [line["image"] for line in client.told[1:]].count(client.told[0]["image"]) == 0
+
+
+@pytest.mark.parametrize("why", ["untold", "unanswered"])
+def test_a_carrier_that_does_not_answer_ends_the_round(why):
+    """Where a carrier takes no word, or gives none back: when a copy has no more time the round ends here as with one
+    that did not arrive, and the next begins. Its file is left to it, what it says later is passed over."""
+    platform, client = FakePlatform(FakeDisk(), "a"), Client()
+    saver = lending_saver(platform, begun_run(platform), client)
+    client.lost = why == "untold"
+    remember(saver, 1, begins=Round(1, 0))
+    copies = 1 if why == "untold" else 2
+    for seconds, ended in ((60.0 * copies, 0), (MARGIN_S + 1.0, 1)):
+        saver.poll()
+        platform.sleep(seconds)
+        saver.poll()
+        assert (saver.round_ended, saver.peer_news()) == (ended, (0, ended))
+    client.lost = False
+    for step in range(2, 9):
+        assert remember(saver, step, begins=Round(2, 1) if step == 2 else None) is not None
+        client.ended += [{"id": 1, "ok": True}] if step == 3 else []
+        saver.poll()
+    assert [line["step"] for line in client.told] == ([2] if why == "untold" else [1, 2])
+    assert saver.round_ended == 1 and saver.peer_news() == (0, 0) and steps_held(platform) >= {1, 2, 8}
+    answer(client)
+    saver.poll()
+    assert saver.round_ended == 2 and saver.peer_news() == (1, 0)
 
 
 def test_telling_waits_for_nobody(tmp_path):

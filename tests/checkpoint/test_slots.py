@@ -6,6 +6,7 @@ Kills are those of a process: a machine that goes down takes its memory along.
 from __future__ import annotations
 
 import copy
+import os
 import random
 import shutil
 
@@ -24,6 +25,7 @@ from packtrain.checkpoint.slots import (
     Buffer,
     BufferFolder,
     choose_buffer_folder,
+    drop_folder,
     held_in,
     look,
     memory_folder,
@@ -236,6 +238,38 @@ def test_a_slot_that_is_gone_or_short_is_not_there():
     assert held_in(platform, FOLDER) == []
     with pytest.raises(SlotDamaged, match="gone or changed"):
         must_restore(platform, begin)
+
+
+@pytest.mark.parametrize("tier", [True, False], ids=["slots", "buffers"])
+def test_a_folder_that_was_removed_costs_what_was_in_it(tier):
+    """Somebody removes the folder of a worker that trains: the next save and the next copy lie in files that are there,
+    also a save of the very step that was copied last."""
+    platform, client = FakePlatform(FakeDisk(), "a"), Client()
+    saver = Saver(platform, BufferFolder(FOLDER, slots=tier), client, 1, WRITER, 60.0, begun_run(platform).begun())
+    for step in (1, 2, 3, 4):
+        if tier:
+            assert remember(saver, step) is not None
+        if step in (3, 4):
+            drop_folder(platform, FOLDER)
+        saver.save(step, small_state(1, step), {"data_index": step, "seed": 7, "mark": "kept"})
+        assert platform.size(client.offers[-1]["buffer"]) == client.offers[-1]["bytes"]
+        client.publish(-1)
+        assert [(result.step, result.error) for result in saver.poll()] == [(step, None)]
+    if tier:
+        assert remember(saver, 5) is not None and {one.slot.step for one in held_in(platform, FOLDER)} == {4, 5}
+
+
+def test_an_image_is_as_old_as_what_it_was_filled_with(tmp_path, memory_disk):
+    """Pages that are there already are written without a word to the file system: the image says when it was filled."""
+    platform, folder, state = LocalPlatform(), memory_folder(str(tmp_path), NODE), small_state(1, 1)
+    buffer, layout = Buffer(f"{folder}/{WRITER}"), plan_image([(tensor.spec, tensor.box) for tensor in state])
+    try:
+        buffer.fill(platform, layout, state)
+        os.utime(buffer.path, (1.0, 1.0))
+        buffer.fill(platform, layout, state)
+        assert platform.modified_s(buffer.path) > 1e9
+    finally:
+        drop_folder(platform, folder)
 
 
 def test_another_record_is_not_the_one_that_was_named():

@@ -70,7 +70,7 @@ def test_the_room_for_copies_in_memory_is_told() -> None:
     files = {"/proc/meminfo": "MemAvailable: 6291456 kB\n", "/proc/self/cgroup": "0::/\n"}
     roomy = checkup.shared_memory(Machine(files, free=12 * GIB))
     assert roomy.verdict == OK and "6.0 GiB free in this machine's memory" in roomy.found
-    assert "up to 1.0 GiB is also kept in memory (up to 512.0 MiB at a peer node too), up to 1.5 GiB" in roomy.found
+    assert "up to 1.0 GiB is also kept in memory (up to 438.9 MiB at a peer node too), up to 1.5 GiB" in roomy.found
     tight = checkup.shared_memory(Machine(files, free=GIB // 4))
     assert tight.verdict == WARN and "256.0 MiB free in /dev/shm" in tight.found and tight.fix
 

@@ -56,6 +56,7 @@ OPERATIONS: dict[str, Callable[[FakePlatform], Any]] = {
     "fsync_dir": lambda p: p.fsync_dir("/tmp"),
     "free_bytes": lambda p: p.free_bytes("/tmp"),
     "modified_s": lambda p: p.modified_s("/tmp/file"),
+    "touch": lambda p: p.touch("/tmp/file"),
     "lock": lambda p: p.lock("/tmp/holder", "me"),
     "map_file": lambda p: p.map_file("/tmp/new", 1),
     "is_private": lambda p: p.is_private("/tmp/folder"),
