@@ -10,6 +10,7 @@ EFFECTS = {
     ("packtrain/core/platform.py", "deletes"): "the door itself",
     ("packtrain/core/stores.py", "deletes"): "`erase` itself, which nobody else may call, and its own temporary names",
     ("packtrain/core/objects.py", "deletes"): "the same for a bucket",
+    ("packtrain/core/sick.py", "deletes"): "the door itself, with a disk that is ill on purpose",
     ("packtrain/core/probe.py", "deletes"): "the objects of a probe this call made itself",
     ("packtrain/core/shim.py", "processes"): "becomes the command it was given",
     ("packtrain/data/pool.py", "processes"): "worker processes of a build, all of them ended by it",
