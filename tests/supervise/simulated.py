@@ -171,8 +171,10 @@ class Agent:
             self.side.did(self.sim.ns, m.Did(id=id, error=error, data=data))
 
     def launch(self, action: m.Launch) -> str:
-        sim = self.sim
-        sim.launched[self.token, action.attempt] += bool(action.ranks)
+        sim, launched = self.sim, (self.token, action.attempt)
+        if sim.old and sim.launched[launched]:
+            return "it has begun here already"  # two that lead may both bring its checkpoint back
+        sim.launched[launched] += bool(action.ranks)
         carried = action.attempt == self.attempt and action.ranks and not self.ranks()
         assert carried or action.attempt > self.attempt, "an attempt that is over, or a second time the same"
         for number, _ in self.ranks():  # of a coordinator that does not lead any more
