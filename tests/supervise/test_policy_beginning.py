@@ -54,16 +54,16 @@ def settled(play: Play) -> list[Issued]:
     return found
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("how", ["trains", "plain", "away"])
 @pytest.mark.parametrize("node", ["n0", "n1"])
 @pytest.mark.parametrize("befalls", sorted(BEFALLS))
-def test_no_worker_starts_where_none_is_to_be(befalls: str, node: str, plain: bool) -> None:
+def test_no_worker_starts_where_none_is_to_be(befalls: str, node: str, how: str) -> None:
     """Before the attempt has begun: it ends without a worker, and the next one begins on the spare instead."""
-    play = Play(nodes=2, spares=1, plain=plain)
+    play = Play(nodes=2, spares=1, plain=how == "plain")
     assert play.state.run.stage == BEGINNING
     BEFALLS[befalls](play, node)
-    issued = play.begun()
-    assert not actions(issued, m.Launch) and len(written(issued, AttemptEnded)) == 1
+    issued = play.begun(away=how == "away")
+    assert not actions(issued, m.Launch) and not owns(issued, BringBack) and len(written(issued, AttemptEnded)) == 1
     assert owns(issued, Begin) and node not in play.members() and "n2" in play.members()
     play.begun()
     play.did_all()

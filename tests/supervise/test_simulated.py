@@ -112,9 +112,9 @@ def test_each_fault_alone_heals(fault: str, nodes: int, spares: int) -> None:
 
 
 NEEDS_NO_WORKER = (
-    "ECC burst", "GPU off the bus", "Xid", "agent stopped", "cannot launch", "cordon", "disk of decisions full", "drain",
-    "kill agent", "kill carrier", "kill coordinator", "link flap", "lose machine", "network cut", "pause", "replace",
-    "two leaders",
+    "ECC burst", "GPU off the bus", "Xid", "agent stopped", "cannot launch", "cordon", "disk of decisions full",
+    "drain", "kill agent", "kill carrier", "kill coordinator", "link flap", "lose machine", "network cut", "pause",
+    "replace", "two leaders",
 )
 
 
