@@ -92,7 +92,8 @@ def test_an_attempt_is_replayed_once() -> None:
 
 def test_nobody_answers_for_the_attempt_before() -> None:
     """A verdict that is read when another attempt runs, or one of a trainer that did not tell its attempt, says nothing
-    of the nodes that run now."""
+    of the nodes that run now; nor does any before there are nodes."""
+    assert not doubt(Play(join=False))
     for stage in ("running", BEGINNING):
         play = Play(nodes=1, spares=1).run()
         play.fail()

@@ -67,9 +67,12 @@ def test_what_is_read_late_is_past() -> None:
     assert state.run.published == -1 and not state.run.replays and not run.records(NodeSuspected)
 
 
-def test_a_verdict_makes_its_own_attempt_doubtful() -> None:
-    """The rank journals it and ends by it at once: what is ordered is of that attempt, which is over when it is read."""
-    run = Run()
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_verdict_makes_its_own_attempt_doubtful(slow: bool) -> None:
+    """The rank journals it and ends by it at once: it is read before another attempt has its nodes, also where the disk
+    is slow, and what is ordered is of the attempt that gave it."""
+    run = Run(Hanging)
+    run.happens = lambda seconds: run.platform.come_back() if seconds > 3 and run.platform.hangs else None
 
     def life(attempt: int) -> Life:
         yield
@@ -78,6 +81,7 @@ def test_a_verdict_makes_its_own_attempt_doubtful() -> None:
         run.note(GuardVerdict(
             step=9, reason="spike", rerun="clean", policy="rollback", digest=1, rerun_digest=2, attempt=attempt
         ))
+        run.platform.hangs = slow
         return 75, GuardRollback("bad twice", where="", fix="")
 
     run.lives = life
