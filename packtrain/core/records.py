@@ -297,6 +297,8 @@ class GuardVerdict(Record, tag="guard_verdict"):
     """What was done: `used` the rerun, or the guard's policy."""
     digest: int
     rerun_digest: int
+    attempt: int = 0
+    """0: an older record."""
 
 
 class PhaseTotals(Record, tag="phase_totals"):

@@ -68,7 +68,7 @@ def asked(turn: Turn, event: Asked) -> None:
             turn.node(event.node, cordoned="", draining="", aside=0, suspect="")
             turn.own(Write(record=NodeCordoned(node=event.node, by=event.by, cordoned=False)))
         case "replace":
-            turn.node(event.node, aside=turn.run.attempt)
+            turn.node(event.node, aside=max(1, turn.run.attempt))  # 0 says that it is not, also before the first
             stop_for_change(turn, "replace", f"{event.by} asks to replace node {event.node}")
         case "set":
             turn.set(spec=event.spec)

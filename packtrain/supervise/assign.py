@@ -47,13 +47,18 @@ def world_now(run: Run, nodes: Mapping[str, Node], ns: int) -> int:
     return largest_world(run.setup, available) if ns - run.since_ns >= patience_s * NS else 0
 
 
+def comes_last(node: Node) -> bool:
+    """Whether any other takes its place."""
+    return node.aside > 0 or bool(node.suspect)
+
+
 def places(setup: Setup, nodes: Mapping[str, Node], count: int) -> list[str]:
     """The `count` nodes of a world, by place. A node that had one keeps it where that still exists; one that was
     replaced, is suspect, or was blamed more often than others, comes last."""
 
     def rank(name: str) -> tuple[bool, bool, int, str]:
         node = nodes[name]
-        return node.aside > 0 or bool(node.suspect), node.slot < 0, node.blames, name
+        return comes_last(node), node.slot < 0, node.blames, name
 
     order = sorted(usable(nodes, setup), key=rank)
     chosen = order[:count]

@@ -198,8 +198,7 @@ class Coordinator:
             self._warn(log_moved(self._moved))
         self._papers.look()
         self._papers.flush(OPEN_S)
-        for entry in self._papers.look():
-            self._remember(entry)
+        self._remember(self._papers.past())
         point, last = self._log.restore_point(), self._log.last()
         self._desk.happened(Opened(
             ns=self._clock.ns, term=self._term, setup=setup_of(self._job), best_step=point.step if point else 0,
@@ -288,12 +287,13 @@ class Coordinator:
         return self._platform.boot_ns() - self._watched_ns < WATCHED_NS
 
     def _follow_journal(self, ns: int) -> None:
-        for entry in self._papers.look():
-            self._remember(entry)
+        entries = self._papers.look()
+        self._remember([*self._papers.past(), *entries])
+        for entry in entries:
             self._waits.noted(entry.record)
             record: Any = entry.record
             if reason := doubt_of(record):
-                self._desk.happened(Doubted(ns=ns, step=record.step, reason=reason))
+                self._desk.happened(Doubted(ns=ns, step=record.step, reason=reason, attempt=record.attempt))
             if isinstance(record, SaveDone) and record.commit:
                 self._plan_due = True
                 if record.step > self._published:
@@ -302,9 +302,10 @@ class Coordinator:
         if self._plan_due and self._papers.do("plan", self._plan, self._planned):
             self._plan_due = False
 
-    def _remember(self, entry: Any) -> None:
-        if isinstance(entry.record, AttemptBegan | AttemptEnded | OrderGiven | PhaseTotals):
-            self._past.take(entry)
+    def _remember(self, entries: Iterable[Any]) -> None:
+        for entry in entries:
+            if isinstance(entry.record, AttemptBegan | AttemptEnded | OrderGiven | PhaseTotals):
+                self._past.take(entry)
 
     # --- retention ---
 
@@ -345,7 +346,8 @@ class Coordinator:
                 self._waits.until_back(id, self._clock.ns)
             case WrapUp():
                 self._plan_due = self._plan_due or own.done  # the journal may be behind the last save
-                self._waits.until_wrapped(id, self._retired, own.done, self._clock.ns)
+                read = self._papers.read_now()  # what its workers said last, while its nodes are known
+                self._waits.until_wrapped(id, lambda: read() and self._retired(), own.done, self._clock.ns)
             case Write():
                 self._write(own.record)
             case Die():

@@ -10,8 +10,10 @@ from packtrain.core.records import GuardVerdict, NodeSuspected, Record, ReplayOr
 from packtrain.supervise.asked import stop_for_change
 from packtrain.supervise.assign import members, spares
 from packtrain.supervise.events import Doubted, Write
-from packtrain.supervise.state import LAUNCHING, RUNNING, Replay, Turn
+from packtrain.supervise.state import CLOSING, ENDING, LAUNCHING, RUNNING, WAITING, WRAPPING, Replay, Turn
 
+LIVED = (LAUNCHING, RUNNING, ENDING, WRAPPING, CLOSING, WAITING)
+"""Stages in which the nodes are those of the last attempt. A verdict may be read when the rank that gave it is gone."""
 KEPT = 16
 """Orders to replay that are remembered."""
 
@@ -31,10 +33,11 @@ def doubt_of(record: Record) -> str:
 
 def doubted(turn: Turn, event: Doubted) -> None:
     """One order an attempt: what comes after it lies in the same interval, or has the same nodes to blame."""
-    run = turn.run
-    if run.stage not in (LAUNCHING, RUNNING) or any(one.attempt == run.attempt for one in run.replays):
+    run, nodes = turn.run, members(turn.nodes)
+    known = event.attempt == run.attempt and run.stage in LIVED and nodes
+    if not known or any(one.attempt == run.attempt for one in run.replays):
         return
-    nodes, waiting = members(turn.nodes), spares(run.setup, turn.nodes)
+    waiting = spares(run.setup, turn.nodes)
     first = max((step for step in (run.published, run.restored) if 0 <= step <= event.step), default=0)
     replay = Replay(
         attempt=run.attempt, first=first, last=event.step, nodes=tuple(nodes), on=tuple(waiting[: len(nodes)]),

@@ -115,14 +115,13 @@ def _of_attempt(turn: Turn) -> list[str]:
 def wrapping(turn: Turn) -> None:
     """Retention and mirrors are waited for, while something may come of it and whoever asked to stop has patience."""
     missing(turn)
-    run, first = turn.run, turn.nodes[members(turn.nodes)[0]]
+    run, first, wrap = turn.run, turn.nodes[members(turn.nodes)[0]], turn.undone(WrapUp)
     publisher_gone = not first.here or first.attempt != run.attempt
-    done = any(isinstance(one.own, WrapUp) and one.own.done for one in turn.pending)
-    if publisher_gone or (done and run.kill_at_ns and turn.ns >= run.kill_at_ns):
-        wrapped(turn)
+    if wrap is None or publisher_gone or (wrap.done and run.kill_at_ns and turn.ns >= run.kill_at_ns):
+        _wrapped(turn)
 
 
-def wrapped(turn: Turn) -> None:
+def _wrapped(turn: Turn) -> None:
     """Whether or not all of it is done: carriers finish the saves they took."""
     turn.drop("")
     for name in _of_attempt(turn):

@@ -153,10 +153,12 @@ class Published(Event, tag="published"):
 
 
 class Doubted(Event, tag="doubted"):
-    """What a guard told makes the hardware of the attempt that runs suspect (doubt.py)."""
+    """What a guard told makes the hardware of an attempt suspect (doubt.py)."""
 
     step: int
     reason: str
+    attempt: int = 0
+    """0: an older record."""
 
 
 class CarrierWanted(Event, tag="carrier_wanted"):

@@ -47,6 +47,10 @@ class Papers:
         self._busy: set[str] = set()
         """Kinds of calls under way."""
         self._read_ns = 0
+        self._begun = self._over = 0
+        """Readings of the journal."""
+        self._was_read = False
+        self._past: list[Entry] = []
         self._entries: list[Entry] = []
 
     def write(self, record: Record) -> None:
@@ -75,15 +79,32 @@ class Papers:
         return kind in self._busy
 
     def look(self) -> list[Entry]:
-        """What has come into the journal since the last look. Tells of calls that are over, and starts others."""
+        """What has come into the journal since the last look, or since it was first read. Tells of calls that are over,
+        and starts others."""
         ns = self._platform.boot_ns()
         self._errands.look(ns)
         if self._unwritten:
             self._write_some()
-        if ns - self._read_ns >= READ_NS and self.do("read", self._tail.poll, self._noted):
-            self._read_ns = ns
+        if ns - self._read_ns >= READ_NS:
+            self._read()
         entries, self._entries = self._entries, []
         return entries
+
+    def past(self) -> list[Entry]:
+        """What the journal held when it was first read, however long that took; once."""
+        entries, self._past = self._past, []
+        return entries
+
+    def read_now(self) -> Callable[[], bool]:
+        """Tells whether a look had all that is in the journal by now, or its disk refused."""
+        number, self._read_ns = self._begun + 1, 0
+        self._read()
+        return lambda: self._over >= number
+
+    def _read(self) -> None:
+        if self.do("read", self._tail.poll, self._noted):
+            self._read_ns = self._platform.boot_ns()
+            self._begun += 1
 
     def _write_some(self) -> None:
         records, lost = list(self._unwritten), self._lost
@@ -100,8 +121,13 @@ class Papers:
 
     def _noted(self, found: list[Entry] | Exception) -> None:
         """None while the folder cannot be listed: they come at a later look."""
-        if not isinstance(found, Exception):
+        self._over += 1
+        if isinstance(found, Exception):
+            return
+        if self._was_read:
             self._entries += found
+        else:
+            self._was_read, self._past = True, found
 
     def flush(self, seconds: float, *kinds: str) -> bool:
         """Wait until all is written, what there was is read, and calls of these kinds are over; whether that was done

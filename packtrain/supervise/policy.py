@@ -18,14 +18,23 @@ from collections.abc import Callable
 
 from packtrain.core.contract import Word
 from packtrain.core.errors import EXIT_AGAIN, NodesMissing, error_named
-from packtrain.core.records import AttemptEnded, AttemptReached, WorldChosen
+from packtrain.core.records import AttemptReached, WorldChosen
 from packtrain.core.units import NS
 from packtrain.supervise import causes, held, remedies
 from packtrain.supervise.asked import asked, maintenance, order_all, stop_for_change
-from packtrain.supervise.assign import largest_world, members, places, ranks_of, spares, usable, world_now
+from packtrain.supervise.assign import (
+    comes_last,
+    largest_world,
+    members,
+    places,
+    ranks_of,
+    spares,
+    usable,
+    world_now,
+)
 from packtrain.supervise.doubt import doubted
 from packtrain.supervise.edges import back, from_node, joined, silent, slow
-from packtrain.supervise.ending import ACTIVE, closing, end, ending, is_gone, leaving, missing, wrapped, wrapping
+from packtrain.supervise.ending import ACTIVE, closing, end, ending, is_gone, leaving, missing, wrapping
 from packtrain.supervise.events import (
     AnyEvent,
     Asked,
@@ -133,7 +142,7 @@ def _take(turn: Turn, event: AnyEvent, done: Issued | None) -> None:
         case Begun():
             _begun(turn, event)
         case Done():
-            _done(turn)
+            pass  # what waits for its action sees that it is pending no longer
         case Progress():
             if event.attempt == turn.run.attempt:
                 turn.set(
@@ -235,13 +244,10 @@ def _begun(turn: Turn, event: Begun) -> None:
         turn.say(event.note)
     held.forget(turn)
     turn.new_ranks({})
-    if run.stopping:
-        return _leave_unbegun(turn)
-    if event.away:
+    if event.away and _hindrance(turn) is None:
         _launch_on(turn, members(turn.nodes)[0], ())
         turn.own(BringBack(attempt=event.attempt))
-        return turn.enter(BRINGING)
-    _launch(turn)
+    turn.enter(BRINGING)
 
 
 def _not_begun(turn: Turn, event: Begun) -> None:
@@ -256,11 +262,34 @@ def _not_begun(turn: Turn, event: Begun) -> None:
     turn.enter(WAITING)
 
 
-def _leave_unbegun(turn: Turn) -> None:
-    """Asked to stop before a worker was started."""
-    ended = AttemptEnded(attempt=turn.run.attempt, exit_code=EXIT_AGAIN, reason="stopped on request")
-    turn.own(Write(record=ended))
-    remedies.finish(turn, EXIT_AGAIN, "stopped on request", remedies.stopped())
+def _bringing(turn: Turn) -> None:
+    trouble = _hindrance(turn)
+    if trouble is not None:
+        return end(turn, trouble)
+    if turn.undone(BringBack) is None:
+        _launch(turn)
+
+
+def _hindrance(turn: Turn) -> Trouble | None:
+    """What came between the choice of an attempt's nodes and its workers, so that none is to start; None: nothing.
+
+    A node that is silent may be back in a moment; if it is not, the attempt ends when it is lost.
+    """
+    run, nodes = turn.run, turn.nodes
+    if run.stopping:
+        return Trouble(kind="asked", reason="stopped on request")
+    better = any(not comes_last(nodes[name]) for name in spares(run.setup, nodes))
+    for name in members(nodes):
+        node, before = nodes[name], "before its workers were started"
+        if not node.here:
+            return Trouble(kind="lost", reason=f"node {name} was lost {before}", node=name)
+        if node.draining:
+            return Trouble(kind="asked", reason=f"node {name} was drained {before} ({node.draining})")
+        if node.cordoned:
+            return Trouble(kind="asked", reason=f"node {name} was cordoned {before} ({node.cordoned})")
+        if comes_last(node) and better:
+            return Trouble(kind="asked", reason=f"node {name} was replaced {before}")
+    return None
 
 
 def _launch(turn: Turn) -> None:
@@ -286,13 +315,6 @@ def _launch_on(turn: Turn, name: str, ranks: tuple[int, ...]) -> None:
     ))
 
 
-def _done(turn: Turn) -> None:
-    if turn.run.stage == BRINGING:
-        _launch(turn)
-    elif turn.run.stage == WRAPPING:
-        wrapped(turn)
-
-
 # --- an attempt runs ---------------------------------------------------------------------------------
 
 
@@ -310,9 +332,7 @@ def _watch(turn: Turn) -> None:
     if run.trouble is not None and (turn.ns >= run.stacks_ns or _all_stacks(turn)):
         return end(turn, _with_odd(turn, run.trouble))
     if run.stage == BRINGING:
-        if run.stopping:
-            end(turn, Trouble(kind="asked", reason="stopped on request"))
-        return
+        return _bringing(turn)
     if run.ended:
         return _deaths(turn)
     if run.stage == LAUNCHING:

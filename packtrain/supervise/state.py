@@ -11,18 +11,19 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from packtrain.supervise.events import AnyEvent, Begun, Done, FromNode, Own, OwnAction, Setup
+from packtrain.supervise.events import AnyEvent, Begun, BringBack, Done, FromNode, Own, OwnAction, Setup, WrapUp
 from packtrain.supervise.messages import Action, Did
 
 K = TypeVar("K")
 V = TypeVar("V")
+Awaited = TypeVar("Awaited", BringBack, WrapUp)
 
 WAITING = "waiting"
 """For nodes, for what they hold in memory, or for a pause to be over."""
 BEGINNING = "beginning"
 """`Begin` was asked for."""
 BRINGING = "bringing"
-"""What it restores is brought back from a mirror first."""
+"""What it restores is brought back from a mirror first, where it is away."""
 LAUNCHING = "launching"
 """Workers start, restore and say that they are ready."""
 RUNNING = "running"
@@ -414,6 +415,11 @@ class Turn:
         """Issued before this turn or by it, and not done."""
         return [*self._known.pending.values(), *self._issued]
 
+    def undone(self, kind: type[Awaited]) -> Awaited | None:
+        """The coordinator's own action of this kind for the attempt that runs, as long as it is not done."""
+        owed = [one.own for one in self.pending if isinstance(one.own, kind)]
+        return next((own for own in owed if own.attempt == self.run.attempt), None)
+
     def is_pending(self, id: int) -> bool:
         """Whether it was issued before this turn, and is not done."""
         return id in self._known.pending
@@ -446,7 +452,7 @@ class Turn:
         self._anew = True
 
     def drop(self, name: str) -> None:
-        """What was issued for a node and is not done never will be."""
+        """What was issued for a node before this turn and is not done never will be."""
         for id in [id for id, one in self._known.pending.items() if one.node == name]:
             self._dropped.append(id)
             self._known.drop(id)

@@ -442,7 +442,7 @@ class Loop:
                 step=self.index, reason=REASONS[Verdict(int(bad.verdict))],
                 rerun=rerun_outcome(self.digest_repeats, bad, again),
                 policy="used" if used else self.parts.spec.guard.policy,
-                digest=int(bad.digest), rerun_digest=int(again.digest),
+                digest=int(bad.digest), rerun_digest=int(again.digest), attempt=self.parts.attempt,
             ))
 
     def _report_damage(self, flight: Flight) -> None:

@@ -12,7 +12,7 @@ from packtrain.core.contract import Word
 from packtrain.core.errors import EXIT_AGAIN, PacktrainError
 from packtrain.core.fake import FakeDisk, FakePlatform
 from packtrain.core.journal import Journal, read_folder
-from packtrain.core.records import SaveDone
+from packtrain.core.records import Record, SaveDone
 from packtrain.supervise.coordinator import Coordinator
 from packtrain.supervise.delivery import AgentSide
 from packtrain.supervise.events import Finish
@@ -152,10 +152,12 @@ class Run:
     def save(self, attempt: int, step: int) -> Commit:
         """A save of the rank, published and journalled."""
         commit = publish_small(self.platform, self.log, attempt, step)
-        self._journal.write(
-            SaveDone(step=step, commit=commit.number, bytes=1, stall_s=0.0, write_s=0.0), durable=True
-        )
+        self.note(SaveDone(step=step, commit=commit.number, bytes=1, stall_s=0.0, write_s=0.0))
         return commit
+
+    def note(self, record: Record) -> None:
+        """What the rank journals."""
+        self._journal.write(record, durable=True)
 
     def done(self, kind: type[T]) -> list[T]:
         """What the agent of the last command was asked for."""

@@ -27,7 +27,7 @@ from packtrain.supervise.config import SuperviseConfig
 from packtrain.supervise.delivery import AgentSide
 from packtrain.supervise.desk import Desk
 from packtrain.supervise.detect import WatchedClock
-from packtrain.supervise.events import Begin, Begun, BringBack, Done, Finish, Opened, Published, Setup, Write
+from packtrain.supervise.events import Begin, Begun, Done, Finish, Opened, Published, Setup, Write
 from packtrain.supervise.held import Taken, taken
 from packtrain.supervise.state import AnyRecord, State, evolve
 from tests.supervise.committed import Commits
@@ -171,15 +171,20 @@ class Agent:
             self.side.did(self.sim.ns, m.Did(id=id, error=error, data=data))
 
     def launch(self, action: m.Launch) -> str:
-        sim = self.sim
-        sim.launched[self.token, action.attempt] += bool(action.ranks)
-        assert action.attempt > self.attempt, "an attempt that is over, or a second time the same"
+        sim, launched = self.sim, (self.token, action.attempt)
+        if sim.old and sim.launched[launched]:
+            return "it has begun here already"  # two that lead may both bring its checkpoint back
+        sim.launched[launched] += bool(action.ranks)
+        carried = action.attempt == self.attempt and action.ranks and not self.ranks()
+        assert carried or action.attempt > self.attempt, "an attempt that is over, or a second time the same"
         for number, _ in self.ranks():  # of a coordinator that does not lead any more
             sim.end(self.attempt, number, -9, silently=True)
         if sim.unlaunchable.pop(self.node, 0):
             return "no memory for a process"
         self.attempt, self.carrier = action.attempt, True
         self.event(m.CarrierUp(attempt=action.attempt, address=f"{self.node}:1"))
+        if not action.ranks:
+            return ""
         world = sim.worlds.setdefault(action.attempt, World(action.attempt, max(0, sim.restored[action.attempt])))
         world.size = action.world_size
         sim.launches.append(action)
@@ -298,7 +303,7 @@ class Coordinator:
             sim.later(1, sim.start_coordinator)
 
     def do(self, id: int, own: object) -> None:
-        sim, ns = self.sim, self.clock.ns
+        sim = self.sim
         self.log.kill("own")
         match own:
             case Begin():
@@ -313,11 +318,9 @@ class Coordinator:
                 begun = Begun(
                     id=id, attempt=attempt, begin=number, step=step, rolled_back=bool(own.back),
                     memory=found.memory is not None, memory_from=found.moves, note=found.note,
+                    away=sim.away and step >= 0 and found.memory is None,
                 )
-                late_s = sim.begin_s and sim.random.uniform(0, sim.begin_s)  # nobody waits for the commit log's disk
-                sim.later(late_s, lambda: self.desk.happened(msgspec.structs.replace(begun, ns=self.clock.ns)))
-            case BringBack():
-                self.desk.happened(Done(ns=ns, id=id))
+                self._in_time(begun)
             case Write():
                 if self is sim.coordinator:  # what one believes that leads no more is in the way of no report's count
                     sim.journal.append(own.record)
@@ -326,7 +329,12 @@ class Coordinator:
                 self.alive = False
                 sim.finish = own if self is sim.coordinator else sim.finish
             case _:
-                self.desk.happened(Done(ns=ns, id=id))
+                self._in_time(Done(id=id))
+
+    def _in_time(self, event: Begun | Done) -> None:
+        """Nobody waits for the run's disk: others happen before it comes."""
+        late_s = self.sim.disk_s and self.sim.random.uniform(0, self.sim.disk_s)
+        self.sim.later(late_s, lambda: self.desk.happened(msgspec.structs.replace(event, ns=self.clock.ns)))
 
 
 class Simulation:
@@ -335,12 +343,13 @@ class Simulation:
     def __init__(
         self, seed: int = 0, nodes: int = 3, spares: int = 1, procs: int = 1, steps: int = 40,
         worlds: tuple[int, ...] = (1, 2), loss: float = 0.0, quick: bool = True, plain: bool = False,
-        memory: bool = False, peers: bool = False, begin_s: float = 0.0,
+        memory: bool = False, peers: bool = False, disk_s: float = 0.0, away: bool = False,
     ) -> None:
         self.random = random.Random(seed)
         self.quick, self.procs, self.steps, self.loss = quick, procs, steps, loss
         self.setup = Setup(nodes=nodes, procs=procs, worlds=worlds, supervise=CONFIG, plain=plain, memory=memory)
-        self.peers, self.begin_s = peers, begin_s
+        self.peers, self.disk_s, self.away = peers, disk_s, away
+        """How long what the coordinator itself does takes at most; whether checkpoints have to be brought back."""
         self.held: dict[Node, list[Held]] = {}
         """What lies in the memory of each; it outlives agents."""
         self.launches: list[m.Launch] = []

@@ -9,7 +9,7 @@ from packtrain.core.records import GuardVerdict, NodeSuspected, ReplayOrdered
 from packtrain.supervise import messages as m
 from packtrain.supervise.doubt import KEPT, doubt_of
 from packtrain.supervise.events import Doubted, Published
-from packtrain.supervise.state import Issued
+from packtrain.supervise.state import BEGINNING, CLOSING, ENDING, WAITING, WRAPPING, Issued
 from tests.supervise.played import Play, actions, begin_of, written
 
 
@@ -34,8 +34,8 @@ def test_other_records_say_nothing_of_it() -> None:
     assert doubt_of(NodeSuspected(node="n0", reason="", in_row=1, done="")) == ""
 
 
-def doubt(play: Play, step: int = 9) -> list[Issued]:
-    return play.happened(Doubted(step=step, reason="its rerun gave other bits"))
+def doubt(play: Play, step: int = 9, attempt: int = 0) -> list[Issued]:
+    return play.happened(Doubted(attempt=attempt or play.attempt, step=step, reason="its rerun gave other bits"))
 
 
 def test_a_suspect_node_is_replaced_and_its_steps_are_to_be_replayed() -> None:
@@ -88,3 +88,42 @@ def test_an_attempt_is_replayed_once() -> None:
         play.run(step=10 * attempt)
         assert written(doubt(play, 10 * attempt), ReplayOrdered)
     assert len(play.state.run.replays) == KEPT and play.state.run.replays[-1].attempt == play.attempt
+
+
+def test_nobody_answers_for_the_attempt_before() -> None:
+    """A verdict that is read when another attempt runs, or one of a trainer that did not tell its attempt, says nothing
+    of the nodes that run now; nor does any before there are nodes."""
+    assert not doubt(Play(join=False))
+    for stage in ("running", BEGINNING):
+        play = Play(nodes=1, spares=1).run()
+        play.fail()
+        if stage == "running":
+            play.run()
+        assert play.state.run.stage == stage
+        for attempt in (play.attempt - 1, -1) if stage == "running" else (play.attempt,):
+            assert not doubt(play, attempt=attempt)
+        assert not any(node.suspect for node in play.state.nodes.values()) and not play.state.run.replays
+
+
+@pytest.mark.parametrize("stage", [ENDING, WRAPPING, CLOSING, WAITING])
+def test_a_verdict_may_be_read_when_its_attempt_ends(stage: str) -> None:
+    """The rank that gave it ended by it, which is heard at once; the journal is read a moment later. It counts all the
+    same: its node is left, without a word to workers that end anyway."""
+    play = Play(nodes=1, spares=1, procs=2, memory=True).run()
+    play.end(0, 1)
+    if stage != ENDING:
+        play.end(1, -9)
+    if stage in (CLOSING, WAITING):
+        play.did_all()
+    if stage == WAITING:  # for what nodes hold in memory
+        play.did_all()
+    assert play.state.run.stage == stage
+    issued = doubt(play)
+    (ordered,) = written(issued, ReplayOrdered)
+    assert (ordered.attempt, ordered.nodes, ordered.on) == (1, ["n0"], ["n1"])
+    assert written(issued, NodeSuspected)[0].node == "n0" and not actions(issued, m.GiveOrder)
+    if stage == ENDING:
+        play.end(1, -9)
+    while play.did_all():
+        pass
+    assert play.state.run.stage == BEGINNING and play.members() == ["n1"]

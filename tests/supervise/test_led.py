@@ -19,14 +19,21 @@ from packtrain.core.fake import FakePlatform, fail
 from packtrain.core.records import (
     AttemptBegan,
     AttemptEnded,
+    GuardVerdict,
+    NodeSuspected,
+    ReplayOrdered,
     RetentionDone,
     RunCreated,
     RunFinished,
 )
 from packtrain.core.units import NS
+from packtrain.supervise.coordinator import OPEN_S
+from packtrain.supervise.decisions import Decisions
+from packtrain.supervise.log_homes import DECISIONS
 from packtrain.supervise.messages import AskCarrier, Launch
 from tests.checkpoint.worlds import RUN
-from tests.supervise.led import JOB, Life, Run, ends, saves
+from tests.supervise.led import HOME, JOB, Life, Run, ends, saves
+from tests.supervise.test_papers import Hanging
 
 
 def begun(run: Run) -> list[int]:
@@ -44,6 +51,42 @@ def test_done_and_done_again() -> None:
     assert (ended.exit_code, ended.reason) == (0, "done")
     assert run.command().exit_code == 0 and begun(run) == [-1, 20]
     assert len(run.records(RunCreated)) == 1 and [one.exit_code for one in run.records(RunFinished)] == [0, 0]
+
+
+def test_what_is_read_late_is_past() -> None:
+    """A journal whose disk hangs longer than a coordinator waits for it when it begins: what it says of saves, and of
+    nodes in doubt, is as old as if it had been read at once."""
+    run = Run(Hanging)
+    run.lives = saves(run, [10])
+    run.command()
+    run.note(GuardVerdict(step=9, reason="spike", rerun="clean", policy="used", digest=1, rerun_digest=2))
+    run.platform.hangs, run.lives = True, ends(0, after=50)
+    run.happens = lambda seconds: run.platform.come_back() if seconds > OPEN_S + 10 and run.platform.hangs else None
+    assert run.command().exit_code == 0 and begun(run) == [-1, 10]
+    state = Decisions(run.platform, f"{HOME}/2/{DECISIONS}").replay()
+    assert state.run.published == -1 and not state.run.replays and not run.records(NodeSuspected)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_verdict_makes_its_own_attempt_doubtful(slow: bool) -> None:
+    """The rank journals it and ends by it at once: it is read before another attempt has its nodes, also where the disk
+    is slow, and what is ordered is of the attempt that gave it."""
+    run = Run(Hanging)
+    run.happens = lambda seconds: run.platform.come_back() if seconds > 3 and run.platform.hangs else None
+
+    def life(attempt: int) -> Life:
+        yield
+        if attempt > 1:
+            return 0, None
+        run.note(GuardVerdict(
+            step=9, reason="spike", rerun="clean", policy="rollback", digest=1, rerun_digest=2, attempt=attempt
+        ))
+        run.platform.hangs = slow
+        return 75, GuardRollback("bad twice", where="", fix="")
+
+    run.lives = life
+    assert run.command().exit_code == 0 and begun(run) == [-1, -1]
+    assert [(one.attempt, one.last) for one in run.records(ReplayOrdered)] == [(1, 9)]
 
 
 def test_a_stop_is_75_and_the_same_command_goes_on() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from packtrain.core.fake import FakeDisk, FakePlatform
-from packtrain.core.journal import read_folder
+from packtrain.core.fake import FakeDisk, FakePlatform, fail
+from packtrain.core.journal import Journal, read_folder
 from packtrain.core.platform import Crew
 from packtrain.core.records import CoordinatorBegan, RecordsLost
 from packtrain.core.units import NS
@@ -79,7 +79,7 @@ def test_what_is_written_comes_in_order_with_its_own_time() -> None:
 
 
 def test_what_comes_into_the_journal_is_told_once() -> None:
-    """Each entry in one look, also when the disk hung while it was read."""
+    """Each entry in one look, or as past, also when the disk hung while it was read."""
     platform, one = papers()
     told = []
     for term in range(1, 7):
@@ -90,8 +90,47 @@ def test_what_comes_into_the_journal_is_told_once() -> None:
         told += one.look()
         platform.come_back()
     platform.sleep(1.0)
-    told += [entry for _ in range(2) for entry in one.look()]
+    told = one.past() + told + [entry for _ in range(2) for entry in one.look()]
     assert [entry.record.term for entry in told] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_was_there_before_is_told_apart() -> None:
+    """However late the first reading is done: what it found is past, once, and what came afterwards is news. A folder
+    that cannot be listed was not read."""
+    platform, one = papers()
+    other = Papers(platform, "/run")
+    other.write(CoordinatorBegan(term=1, log=""))
+    other.flush(1.0)
+    told, past = list[int](), list[int]()
+    for look in range(100):
+        platform.hangs = 35 <= look < 70
+        platform.faults = lambda op, path, count, look=look: fail() if op == "listdir" and look < 35 else None
+        if look == 70:
+            platform.come_back()
+        if look == 80:
+            other.write(CoordinatorBegan(term=2, log=""))
+            other.flush(1.0)
+        told += [entry.record.term for entry in one.look()]
+        past += [entry.record.term for entry in one.past()]
+        assert look >= 70 or not past
+        platform.sleep(1.0)
+    assert (past, told) == ([1], [2])
+
+
+def test_what_was_written_by_now_is_told_when_it_is_asked_for() -> None:
+    """Also where a reading is under way that began before it was written, and at once, whenever the next one is due."""
+    for under_way in (False, True):
+        platform, one = papers()
+        one.look()
+        one.look()
+        if under_way:
+            platform.sleep(2 * READ_NS / NS)
+            one.look()
+        Journal(platform, JOURNAL, role="trainer").write(CoordinatorBegan(term=1, log=""), durable=True)
+        read = one.read_now()
+        assert not read()
+        told = [entry.record.term for _ in range(2) for entry in one.look()]
+        assert read() and told == [1]
 
 
 def test_one_of_a_kind_at_a_time() -> None:

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from packtrain.core.records import AttemptEnded
+from packtrain.supervise.events import BringBack
+from packtrain.supervise.messages import Launch
+from packtrain.supervise.state import BEGINNING, BRINGING, Issued, State, evolve
 from tests.supervise.committed import Record
 from tests.supervise.faults import FAULTS, strike
 from tests.supervise.simulated import Killed, Simulation
@@ -27,7 +30,8 @@ def world_of(seed: int, **options: Any) -> tuple[Simulation, list[str]]:
     chosen = {
         "nodes": chance.choice([1, 2, 3, 4]), "spares": chance.choice([0, 1, 2]), "procs": chance.choice([1, 2]),
         "loss": chance.choice([0.0, 0.0, 0.1, 0.3]),
-        "memory": seed % 3 == 0, "peers": seed % 2 == 0, "begin_s": (0.0, 0.0, 0.3, 3.0, 20.0)[seed % 5],
+        "memory": seed % 3 == 0, "peers": seed % 2 == 0, "disk_s": (0.0, 0.0, 0.3, 3.0, 20.0)[seed % 5],
+        "away": seed % 7 < 3,
         **options,
     }
     sim = Simulation(seed, **chosen)
@@ -48,7 +52,20 @@ def check(sim: Simulation, faults: list[str]) -> None:
     ended = [record.attempt for record in sim.journal if isinstance(record, AttemptEnded)]
     assert len(ended) == len(set(ended)), "an attempt ended twice"
     assert len(went_back(sim)) <= sum(fault in GOES_BACK for fault in faults), "a published checkpoint was left behind"
-    assert sim.coordinator.desk.state == sim.log.replay(), "the log leads to another state"
+    assert sim.coordinator.desk.state == replayed(sim), "the log leads to another state"
+
+
+def replayed(sim: Simulation) -> State:
+    """Where its log leads. On the way no worker was started where none was to be, nor before its checkpoint was there.
+    """
+    state = State()
+    for record in sim.log.records:
+        if isinstance(record, Issued) and isinstance(record.action, Launch) and record.action.ranks:
+            node = state.nodes[record.node]
+            assert node.here and not node.cordoned and not node.draining, f"workers on {record.node}: {node}"
+            assert not any(isinstance(one.own, BringBack) for one in state.pending.values()), "it was not back yet"
+        state = evolve(state, record)
+    return state
 
 
 def went_back(sim: Simulation) -> list[int]:
@@ -92,6 +109,35 @@ def test_each_fault_alone_heals(fault: str, nodes: int, spares: int) -> None:
     sim.run(HEALED_S)
     check(sim, [fault])
     assert sim.commits.attempt <= 3
+
+
+NEEDS_NO_WORKER = (
+    "ECC burst", "GPU off the bus", "Xid", "agent stopped", "cannot launch", "cordon", "disk of decisions full",
+    "drain", "kill agent", "kill carrier", "kill coordinator", "link flap", "lose machine", "network cut", "pause",
+    "replace", "two leaders",
+)
+
+
+@pytest.mark.parametrize("stage", [BEGINNING, BRINGING])
+@pytest.mark.parametrize("fault", NEEDS_NO_WORKER)
+def test_a_fault_before_workers_start_heals(fault: str, stage: str) -> None:
+    """The same where it strikes once the second attempt has its nodes, on one of three or on the spare, and before it
+    has workers: no worker is started where none is to be, and nothing waits for one."""
+    for seed in (1, 2, 3):
+        sim = Simulation(seed, nodes=3, spares=1, disk_s=6.0, away=True)
+        sim.at(18.0, lambda sim=sim: strike(sim, "kill"))
+        struck: list[str] = []
+
+        def look(sim: Simulation = sim, struck: list[str] = struck) -> None:
+            if sim.coordinator.desk.state.run.stage != stage:
+                return sim.later(0.1, look)
+            struck.append(fault)
+            strike(sim, fault)
+
+        sim.at(18.0, look)
+        sim.run(HEALED_S)
+        check(sim, struck)
+        assert struck and sim.commits.attempt <= 4
 
 
 MOMENTS = ("append", "appended", "own", "begun")

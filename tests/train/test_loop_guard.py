@@ -128,8 +128,9 @@ def test_bad_again_in_another_way(tmp_path: pathlib.Path) -> None:
 
         return call
 
-    rig.Attempt(str(tmp_path), feed=rig.Feed({2: ALWAYS}), around=unsteady).run()
-    assert [(v.step, v.rerun, v.policy) for v in rig.records(str(tmp_path), GuardVerdict)] == [(3, "different", "skip")]
+    rig.Attempt(str(tmp_path), feed=rig.Feed({2: ALWAYS}), around=unsteady, attempt=4).run()
+    (told,) = rig.records(str(tmp_path), GuardVerdict)
+    assert (told.step, told.rerun, told.policy, told.attempt) == (3, "different", "skip", 4)
 
 
 def test_without_repeatable_digests_the_verdict_is_unknown(tmp_path: pathlib.Path) -> None:
