@@ -131,7 +131,7 @@ def rejoin_with(platform: Platform, live: local.Live, view: View, env: Mapping[s
 
 def rejoin(platform: Platform, live: local.Live, steps: int, minutes_max: float) -> int:
     """Watch a run that lives already, with the job it was started with."""
-    job = read_job(platform, f"{live.base}/job.json")
+    job = read_job(platform, f"{live.base}/{local.JOB}")
     with watching(job.name, steps, minutes_max) as view, listening() as requests:
         finish = Watch(platform, local.Keeper(platform, live, job.env), view).run(requests, terminal())
     return ended(platform, live, finish, job.name)
