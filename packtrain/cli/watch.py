@@ -245,8 +245,8 @@ class Watch:
         return False
 
     def _stop(self, by: str) -> None:
-        """Save and stop; at once, where it has answered that before. Where the coordinator does not answer, at its start
-        for instance, it is told as soon as it does."""
+        """Save and stop; at once, where that was answered before. A coordinator that does not answer, at its start for
+        instance, is told as soon as it does."""
         self._asked_ns = 0
         again = self._stopping
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ from packtrain.cli import spec
 from packtrain.cli.launch import PRELOAD, child_env
 from packtrain.cli.world import World, alive, ended, record, table
 from packtrain.core.errors import LayoutError, RunHeld
+from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.holder import hold
 from packtrain.core.pinned import KEY_FILE
 from packtrain.core.platform import LocalPlatform
@@ -66,10 +68,36 @@ def test_a_spec_is_written_anew_only_when_it_says_something_else(tmp_path: pathl
     platform, first = LocalPlatform(), RunSpec(recipe="first-light")
     (tmp_path / "spec").mkdir()
     (tmp_path / "spec" / "0001.toml").write_text(spec.text(first))
-    assert record(platform, str(tmp_path), first) == 1
+    assert record(platform, newest_spec(platform, str(tmp_path)), first) == 1
     other = msgspec.structs.replace(first, train=TrainConfig(worlds=WORLDS))
-    assert [record(platform, str(tmp_path), other) for _ in range(2)] == [2, 2]
+    assert [record(platform, newest_spec(platform, str(tmp_path)), other) for _ in range(2)] == [2, 2]
     assert spec.read(newest_spec(platform, str(tmp_path))) == other
+
+
+def test_of_two_changes_at_once_one_is_told_to_come_again(tmp_path: pathlib.Path) -> None:
+    """It was made from a spec that is not the newest any more, and would take back what the other one changed."""
+    platform, first = LocalPlatform(), RunSpec(recipe="first-light")
+    (tmp_path / "spec").mkdir()
+    (tmp_path / "spec" / "0001.toml").write_text(spec.text(first))
+    newest = newest_spec(platform, str(tmp_path))
+    mine, other = (msgspec.structs.replace(first, seed=seed) for seed in (1, 2))
+    assert record(platform, newest, other) == 2
+    with pytest.raises(RunHeld, match="just now"):
+        record(platform, newest, mine)
+    assert sorted(os.listdir(tmp_path / "spec")) == ["0001.toml", "0002.toml"]
+    assert spec.read(newest_spec(platform, str(tmp_path))) == other
+
+
+@pytest.mark.parametrize("op", ["create", "write", "fsync", "link"])
+def test_a_spec_is_there_whole_or_not_at_all(op: str) -> None:
+    """The newest spec is read by whoever begins an attempt: a disk that gets full leaves none that is cut."""
+    platform = FakePlatform(FakeDisk(), "a")
+    platform.mkdir("/run/spec")
+    platform.faults = lambda found, path, n: fail(errno.ENOSPC) if found == op else None
+    with pytest.raises(OSError, match="No space left"):
+        spec.write(platform, "/run/spec/0002.toml", spec.text(RunSpec(recipe="first-light")).encode())
+    platform.faults = None
+    assert platform.listdir("/run/spec") == []
 
 
 @pytest.mark.parametrize("options", [("--spares", "1"), ("--nodes", "-1"), ("--nodes", "2", "--procs-per-node", "0")])
@@ -213,7 +241,9 @@ def test_a_run_is_found_by_any_name_of_its_folder(tmp_path: pathlib.Path, base: 
 
 
 @pytest.mark.parametrize("job", [None, b"", b"{}", b"\xff", b'{"run_folder":"/nowhere"}'])
-def test_a_folder_that_no_run_made_is_not_believed(tmp_path: pathlib.Path, base: pathlib.Path, job: bytes | None) -> None:
+def test_a_folder_that_no_run_made_is_not_believed(
+    tmp_path: pathlib.Path, base: pathlib.Path, job: bytes | None
+) -> None:
     """What a note names would be cleared away at the end: it must say itself that it is of this run."""
     platform, run = LocalPlatform(), str(tmp_path / "run")
     with standing_in(run, base):

@@ -431,8 +431,7 @@ def test_stop_saves_and_stops() -> None:
 
 
 def test_stop_is_bounded_by_the_grace_and_by_asking_twice() -> None:
-    """What has not stopped after `grace_s` is killed; asked again to do it at once, at once; both are told as not clean.
-    """
+    """What has not stopped after `grace_s` is killed; asked again, to do it at once, at once; both are not clean."""
     play = Play(nodes=1).run()
     play.ask("stop")
     assert not actions(play.wait(29), m.EndWorkers) and actions(play.wait(2), m.EndWorkers)

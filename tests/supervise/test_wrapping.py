@@ -63,8 +63,8 @@ def test_a_run_that_goes_on_owes_nothing_yet() -> None:
 
 
 def test_who_asks_to_stop_waits_for_mirrors_as_for_workers() -> None:
-    """Once, however often it is said: the wait is over after `grace_s`. At once: at once. The run is done either way, and what the coordinator says
-    of its wait afterwards changes nothing."""
+    """Once, however often it is said: the wait is over after `grace_s`. At once: at once. The run is done either way,
+    and what the coordinator says of its wait afterwards changes nothing."""
     for words in (1, 2):
         play = wrapping()
         id = wrap_up(play)
