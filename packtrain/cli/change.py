@@ -49,6 +49,7 @@ def set_(
     from contextlib import suppress
 
     from packtrain.cli import folders, spec
+    from packtrain.cli.launch import usable
     from packtrain.cli.lives import lives
     from packtrain.cli.world import record
     from packtrain.core.config import difference
@@ -61,15 +62,17 @@ def set_(
         if error := refusal(value.partition("=")[0]):
             raise error
     platform, folder = LocalPlatform(), folders.find_run(run)
-    current = spec.read(newest_spec(platform, folder))
+    newest = newest_spec(platform, folder)
+    current = spec.read(newest)
     changed = spec.overridden(current, values)
     spec.check_judged(changed)
     lines = difference(current, changed)
     if not lines:
         typer.echo("nothing changes: that is so already")
         return
-    number = record(platform, folder, changed)
-    _journal(platform, folder, number, lines)
+    with usable(folder):
+        number = record(platform, newest, changed)
+        _journal(platform, folder, number, lines)
     with suppress(NotLive):  # then whoever starts it reads the newest
         ask(platform, lives(platform, folder).coordinator, "set", spec=number)
     for line in lines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import sysconfig
@@ -21,7 +20,7 @@ from packtrain.cli.ending import complain
 from packtrain.cli.version import version
 from packtrain.cli.world import World, record, table
 from packtrain.cli.world import stay as stay_in_world
-from packtrain.core.errors import EXIT_DONE, CommitsUnfit, CommitUnknown, RunUnusable
+from packtrain.core.errors import EXIT_DONE, CommitUnknown, RunUnusable
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.monitor.fold import Facts
 from packtrain.monitor.report import bits_text, gather, store_name
@@ -35,8 +34,6 @@ CARRIER = ("-P", "-m", "packtrain.checkpoint.carrier")
 """-P: a file in the person's folder must not stand in for a module of ours."""
 PRELOAD = ("packtrain.train.assemble",)
 """Most of a worker's start; no device is touched by it."""
-LINK_REFUSED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
-"""What a file system without hard links answers; anything else may be better later."""
 
 
 @dataclass(frozen=True)
@@ -128,23 +125,7 @@ def write_spec(platform: Platform, folder: str, data: bytes) -> bool:
     path = f"{folder}/{folders.SPEC}"
     with usable(folder):
         platform.mkdir(os.path.dirname(path))
-        temp = f"{path}.new-{platform.token()}"
-        platform.write_new(temp, data)
-        try:
-            platform.link(temp, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in LINK_REFUSED:
-                raise
-            raise CommitsUnfit(
-                f"a run cannot live here: hard links are refused ({error.strerror})", where=folder,
-                fix="set PACKTRAIN_HOME to a folder on ext4, xfs, btrfs or NFS",
-            ) from error
-        finally:
-            platform.unlink(temp)
-        platform.fsync_dir(os.path.dirname(path))
-    return True
+        return spec.write(platform, path, data)
 
 
 @contextmanager
@@ -195,12 +176,13 @@ def stay(platform: Platform, run: Run, profile_steps: int = 0, world: World | No
     `world` None: one process, and Ctrl-C means save and stop. What is traced is an argument of the worker, not of the
     spec: it belongs to this command and changes no result.
     """
-    current = spec.read(newest_spec(platform, run.folder))
+    newest = newest_spec(platform, run.folder)
+    current = spec.read(newest)
     check_places(platform, current.checkpoint.mirrors, run.folder)
     require_outside(current.checkpoint.fallback, run.folder)
     current = _with_worlds(platform, current, run.folder, world)  # anew where it is another number of nodes now
     with usable(run.folder):
-        number = record(platform, run.folder, current)
+        number = record(platform, newest, current)
     traced = ("--profile", str(profile_steps)) if profile_steps else ()
     nodes, spares, procs = world or World(1, 0, 1)
     job = Job(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
 from packtrain.core import config
 from packtrain.core.errors import (
+    CommitsUnfit,
     Contradiction,
     CorpusMissing,
     HfUnusable,
@@ -18,16 +21,19 @@ from packtrain.core.errors import (
     TokenizerMismatch,
     UsageError,
 )
-from packtrain.core.platform import LocalPlatform
+from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.data.config import DataConfig, StoreUse
 from packtrain.recipes import catalog
 from packtrain.recipes.spec import RunSpec
 from packtrain.train.config import ModelConfig
+from packtrain.train.sections import whole
 
 NOT_GIVEN = "not given"
 NOT_SETTABLE = ("recipe", "overrides", "chosen")
 OF_A_PROGRAM = b'kind = "program"'
 """How the spec of `packtrain run` begins."""
+LINK_REFUSED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+"""What a file system without hard links answers; anything else may be better later."""
 DATA = "--data="
 """How the option is recorded among the overrides, so that the same command is recognized."""
 
@@ -168,14 +174,36 @@ def text(spec: RunSpec) -> str:
 
 
 def read(path: str) -> RunSpec:
-    """A recorded spec. Raises UsageError for that of a program, UnknownKey, BadValue, Contradiction."""
+    """A recorded spec, whole. Raises UsageError for that of a program, UnknownKey, BadValue, Contradiction."""
     data = LocalPlatform().read(path)
     if data.startswith(OF_A_PROGRAM):
         raise UsageError(
             "this run keeps a program alive, and has no recipe", where=path,
             fix="`packtrain report`, `logs`, `attach` and `stop` are for any run; --run or --new names another one",
         )
-    return config.decode(data, RunSpec, path)
+    return config.decode(whole(data, path), RunSpec, path)
+
+
+def write(platform: Platform, path: str, data: bytes) -> bool:
+    """Record a spec, whole or not at all; False: somebody else just wrote that one. Raises OSError, CommitsUnfit."""
+    temp = f"{path}.new-{platform.token()}"
+    try:
+        platform.write_new(temp, data)
+        platform.link(temp, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in LINK_REFUSED:
+            raise
+        raise CommitsUnfit(
+            f"a run cannot live here: hard links are refused ({error.strerror})", where=os.path.dirname(path),
+            fix="set PACKTRAIN_HOME to a folder on ext4, xfs, btrfs or NFS",
+        ) from error
+    finally:
+        with suppress(FileNotFoundError):
+            platform.unlink(temp)
+    platform.fsync_dir(os.path.dirname(path))
+    return True
 
 
 def compare(recorded: RunSpec, wanted: RunSpec, name: str, path: str) -> None:

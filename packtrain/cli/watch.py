@@ -245,17 +245,21 @@ class Watch:
         return False
 
     def _stop(self, by: str) -> None:
-        """Where the coordinator does not answer, at its start for instance, it is told as soon as it does."""
+        """Save and stop; at once, where that was answered before. A coordinator that does not answer, at its start for
+        instance, is told as soon as it does."""
         self._asked_ns = 0
+        again = self._stopping
         try:
-            ask(self._platform, self._home, "stop", by=by)
+            answer = ask(self._platform, self._home, "stop", by=by, at_once=again)
         except CoordinatorGone:
             if not self._unheard:
                 self._view.say(f"{by}: the run stops as soon as its coordinator answers (once more leaves it alone)")
             self._unheard = by
             return
-        again, self._stopping, self._unheard = self._stopping, True, ""
+        self._stopping, self._unheard = True, ""
         self._view.say(f"{by}: {'stopping at once' if again else 'saving, then stopping (once more kills)'}")
+        if said := answer.get("said"):
+            self._view.say(str(said))
 
 
 def beat_of(status: Mapping[str, Any]) -> Beat | None:

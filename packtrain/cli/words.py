@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,8 @@ Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of a node, as `p
 
 def stop(run: Run) -> None:
     """Save and stop a run; said twice it is stopped at once."""
-    _say(run, "stop", by="packtrain stop")
+    asked = _ask(run, "status").get("stopping")
+    _say(run, "stop", by="packtrain stop", at_once=bool(asked))
 
 
 def pause(run: Run) -> None:
@@ -36,12 +37,15 @@ def cordon(run: Run, node: Node) -> None:
     _say(run, "cordon", node=node)
 
 
-def _say(run: str, op: str, **arguments: str) -> None:
+def _say(run: str, op: str, **arguments: str | bool) -> None:
+    typer.echo(_ask(run, op, **arguments).get("said") or f"{op}: told")
+
+
+def _ask(run: str, op: str, **arguments: str | bool) -> dict[str, Any]:
     from packtrain.cli import folders
     from packtrain.cli.lives import lives
     from packtrain.core.platform import LocalPlatform
     from packtrain.supervise.console import ask
 
     platform = LocalPlatform()
-    live = lives(platform, folders.find_run(run))
-    typer.echo(ask(platform, live.coordinator, op, **arguments).get("said") or f"{op}: told")
+    return ask(platform, lives(platform, folders.find_run(run)).coordinator, op, **arguments)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from packtrain.cli import folders, spec
+from packtrain.cli import spec
 from packtrain.cli.ending import complain
 from packtrain.cli.progress import watching
 from packtrain.cli.watch import DETACHED, View, Watch, told_end
@@ -23,7 +23,6 @@ from packtrain.supervise import local
 from packtrain.supervise.console import ask
 from packtrain.supervise.job import Job, read_job
 from packtrain.supervise.requests import listening
-from packtrain.train.sections import newest_spec
 
 WORLDS = ("-P", "-m", "packtrain.train.worlds")
 LAUNCHER = "launcher"
@@ -72,13 +71,15 @@ def _told(platform: Platform, log: str) -> tuple[dict[str, dict[str, int]], dict
     return said["worlds"], said["left_out"]
 
 
-def record(platform: Platform, folder: str, current: RunSpec) -> int:
-    """Write the spec as the next one of a run, unless the newest says the same; the number of the newest."""
-    path = newest_spec(platform, folder)
-    number = int(os.path.basename(path).removesuffix(".toml"))
-    if spec.read(path) == current:
+def record(platform: Platform, newest: str, current: RunSpec) -> int:
+    """Write the spec, which was made from the one at the path `newest`, as the next one of that run, unless both say
+    the same; the number of the newest. Raises RunHeld where somebody else wrote the next one meanwhile; OSError."""
+    number = int(os.path.basename(newest).removesuffix(".toml"))
+    if spec.read(newest) == current:
         return number
-    platform.write_new(f"{folder}/{os.path.dirname(folders.SPEC)}/{number + 1:04d}.toml", spec.text(current).encode())
+    path = f"{os.path.dirname(newest)}/{number + 1:04d}.toml"
+    if not spec.write(platform, path, spec.text(current).encode()):
+        raise RunHeld("another command changed this run just now", where=path, fix="give the same command again")
     return number + 1
 
 
@@ -131,7 +132,7 @@ def rejoin_with(platform: Platform, live: local.Live, view: View, env: Mapping[s
 
 def rejoin(platform: Platform, live: local.Live, steps: int, minutes_max: float) -> int:
     """Watch a run that lives already, with the job it was started with."""
-    job = read_job(platform, f"{live.base}/job.json")
+    job = read_job(platform, f"{live.base}/{local.JOB}")
     with watching(job.name, steps, minutes_max) as view, listening() as requests:
         finish = Watch(platform, local.Keeper(platform, live, job.env), view).run(requests, terminal())
     return ended(platform, live, finish, job.name)

@@ -49,7 +49,7 @@ def refusal(state: State, word: Asked) -> str:
 def asked(turn: Turn, event: Asked) -> None:
     match event.op:
         case "stop":
-            _stop(turn, event.by)
+            _stop(turn, event.by, event.at_once)
         case "pause" | "resume":
             turn.set(paused=event.op == "pause")
             if turn.run.stage == RUNNING:
@@ -74,13 +74,14 @@ def asked(turn: Turn, event: Asked) -> None:
             turn.set(spec=event.spec)
 
 
-def _stop(turn: Turn, by: str) -> None:
-    """Save and stop; asked twice: at once. Mirrors are waited for as long as workers would be."""
+def _stop(turn: Turn, by: str, at_once: bool) -> None:
+    """Save and stop. Said again it changes nothing: who heard no answer says it again. Only `at_once` kills, and only
+    what was asked before. Mirrors are waited for as long as workers would be."""
     run = turn.run
     if run.stopping:
-        if run.stage in (LAUNCHING, RUNNING, BRINGING):
+        if at_once and run.stage in (LAUNCHING, RUNNING, BRINGING):
             _kill(turn, f"asked twice to stop ({by})")
-        if run.stage == WRAPPING:
+        if at_once and run.stage == WRAPPING:
             turn.set(kill_at_ns=turn.ns)
         return
     turn.set(stopping=by)

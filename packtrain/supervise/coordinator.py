@@ -413,7 +413,7 @@ class Coordinator:
         self._desk.happened(event)
         self._desk.settle()
         if self._desk.trouble is not None:
-            return refused(f"noted, and done as soon as the log can be written: {self._desk.trouble}", self._home)
+            return {"ok": True, "said": f"noted, and done as soon as the log can be written: {self._desk.trouble}"}
         return answer
 
     # --- the end ---

@@ -177,6 +177,8 @@ class Asked(Event, tag="asked"):
     """drain: wall-clock date from which on the node is not there; 0: now."""
     spec: int = 0
     """set: number of the spec in force from the next attempt on."""
+    at_once: bool = False
+    """stop: without a save, where the run was asked to stop before."""
 
 
 class BreakAsked(Event, tag="break_asked"):

@@ -27,7 +27,7 @@ from packtrain.supervise.job import Job, read_job, run_id, write_job
 from packtrain.supervise.keys import ADDRESS, allow, make_keys
 from packtrain.supervise.sockets import LONGEST_NAME, PATH_BYTES_MAX, is_ours
 
-LIVE = "live.json"
+LIVE, JOB = "live.json", "job.json"
 LEAVE_S = 10.0
 FREE_S = 60.0
 """How long the process of a coordinator may take to end after its last word: on a busy machine, with a disk that hangs.
@@ -66,14 +66,28 @@ class Finish(msgspec.Struct, frozen=True):
     """In which it ended the run; 0: the run is not over, its coordinator could not go on."""
 
 
+class _Job(msgspec.Struct):
+    """What any version's job tells."""
+
+    run_folder: str
+
+
 def find(platform: Platform, run_folder: str) -> Live | None:
-    """Where the run lives here, or lived last; None: nowhere that is still there and this user's."""
+    """Where the run lives here, or lived last; None: nowhere that is still there, this user's and this run's."""
     try:
         live = msgspec.json.decode(platform.read(f"{run_folder}/{LIVE}", 0, 1 << 16), type=Live)
         here = live.node == platform.node() and platform.is_private(live.base)
+        here = here and _is_home_of(platform, live.base, run_folder)
     except (OSError, msgspec.DecodeError):
         return None
     return msgspec.structs.replace(live, run_folder=run_folder) if here else None
+
+
+def _is_home_of(platform: Platform, base: str, run_folder: str) -> bool:
+    """Not where this folder is a copy of a run's, which that run's coordinator knows nothing of, or was moved while the
+    run lived: its processes look for it under its old name. Raises OSError, msgspec.DecodeError."""
+    named = msgspec.json.decode(platform.read(f"{base}/{JOB}"), type=_Job).run_folder
+    return named == run_folder or os.path.samefile(named, run_folder)
 
 
 def finish_of(platform: Platform, live: Live) -> Finish | None:
@@ -145,7 +159,7 @@ class Keeper:
         _write(self._platform, self.live)
 
     def _words(self, name: str) -> tuple[str, ...]:
-        return "--job", f"{self.live.base}/job.json", "--home", f"{self.live.base}/{name}", "--local"
+        return "--job", f"{self.live.base}/{JOB}", "--home", f"{self.live.base}/{name}", "--local"
 
     def _start(self, name: str, words: Sequence[str]) -> None:
         if name in self.started:
@@ -164,7 +178,7 @@ def start(platform: Platform, job: Job, env: Mapping[str, str]) -> Keeper:
             platform.mkdir(f"{base}/{name}", 0o700)
     except OSError as error:
         raise unusable(error, base) from error
-    write_job(platform, f"{base}/job.json", msgspec.structs.replace(job, second_log=_second_log(platform, job)))
+    write_job(platform, f"{base}/{JOB}", msgspec.structs.replace(job, second_log=_second_log(platform, job)))
     make_keys(platform, f"{base}/c")
     make_pinned(platform, f"{base}/c/{KEY_FILE}")
     pinned = platform.read(f"{base}/c/{KEY_FILE}")
@@ -210,7 +224,7 @@ def clean(platform: Platform, live: Live) -> None:
     with suppress(OSError):
         platform.unlink(f"{live.run_folder}/{LIVE}")
     with suppress(PacktrainError):
-        second = read_job(platform, f"{live.base}/job.json").second_log
+        second = read_job(platform, f"{live.base}/{JOB}").second_log
         _remove(platform, second) if second else None
     _remove(platform, live.base)
 

@@ -1,7 +1,7 @@
 """The socket on which a person's commands reach the coordinator: a line of JSON, a line of JSON in answer.
 
 It lies in the coordinator's home, which only its user can enter; there is no other proof of who asks. Nothing here
-waits: a client that is slow is heard at a later look, one that says too much or nothing is dropped.
+waits: a client that is slow is heard at a later look, one that says too much or nothing, or has hung up, is dropped.
 """
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ class Operator:
             self._clients[client] = (since, said)
 
     def _reply(self, client: socket.socket, line: bytes) -> None:
-        """An answer that does not fit into the socket's buffer is one that nobody waits for."""
+        """Of who has hung up no word is taken: it has told its person that nobody answered. An answer that does not fit
+        into the socket's buffer is one that nobody waits for."""
+        if _hung_up(client):
+            self._drop(client)
+            return
         request = json_object(line, LINE_BYTES_MAX)
         answer = refused("this is no request") if request is None else self._answer(request)
         with suppress(OSError):
@@ -89,6 +93,16 @@ class Operator:
         self._listener.close()
         if remove:
             remove_socket(self._platform, self.path)
+
+
+def _hung_up(client: socket.socket) -> bool:
+    """Whether a client whose request was read has closed its end."""
+    try:
+        return not client.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def refused(what: str, where: str = "") -> dict[str, Any]:

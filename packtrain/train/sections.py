@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from packtrain.core.errors import BadValue, RunMissing, RunUnusable
 from packtrain.core.platform import Platform
 from packtrain.data.config import DataConfig
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
+
+LAST = re.compile(rb"^\[supervise\]", re.MULTILINE)
+"""The section with which every recorded spec ends."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,24 @@ def newest_spec(platform: Platform, run: str) -> str:
     return os.path.join(folder, max(numbered, key=lambda name: int(name[:-5])))
 
 
+def whole(data: bytes, where: str) -> bytes:
+    """A recorded spec to its last section. Raises BadValue for one that is empty or cut: it would mean the defaults."""
+    if not LAST.search(data):
+        raise BadValue(
+            "this spec is empty, or was cut: its last section, [supervise], is missing", where=where,
+            fix="remove this file where an older one is beside it, which is then in force again; "
+                "else give the run's command with --new",
+        )
+    return data
+
+
 def read(platform: Platform, path: str) -> Sections:
-    """What `parse` makes of the file. Raises RunUnusable when it cannot be read."""
+    """What `parse` makes of the file, which must be whole. Raises RunUnusable when it cannot be read."""
     try:
         data = platform.read(path)
     except OSError as error:
         raise RunUnusable(f"the spec cannot be read: {error.strerror}", where=path, fix="make it readable") from error
-    return parse(data, path)
+    return parse(whole(data, path), path)
 
 
 def load(platform: Platform, run: str) -> Sections:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import resource
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -63,6 +65,35 @@ def test_nonsense_is_refused_as_ever(run: pathlib.Path, capsys: pytest.CaptureFi
     """Contradictions, keys that do not exist, and what is no KEY=VALUE: one message, and no spec."""
     code, _, errors = said(capsys, "set", "it", value)
     assert code in (2, 78) and errors.startswith("[") and not (run / "spec" / "0002.toml").exists()
+
+
+def cut(text: str) -> str:
+    """What a disk that got full left of a spec, up to a section's end."""
+    return text[: text.index("[checkpoint]")]
+
+
+@pytest.mark.parametrize("left", [lambda text: "", cut])
+def test_a_spec_that_is_not_whole_is_none(
+    run: pathlib.Path, capsys: pytest.CaptureFixture[str], left: Callable[[str], str]
+) -> None:
+    """Its missing sections would mean the defaults: it is told with its path, and nothing goes on from it."""
+    newest = run / "spec" / "0002.toml"
+    newest.write_text(left((run / "spec" / "0001.toml").read_text()))
+    code, _, errors = said(capsys, "set", "it", "checkpoint.every_s=60")
+    assert code == 78 and "config.bad_value" in errors and str(newest) in errors
+    assert not (run / "spec" / "0003.toml").exists()
+
+
+def test_a_change_that_the_disk_refuses_is_told(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where a run is made: one message, to try again."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        code, _, errors = said(capsys, "set", "it", "checkpoint.every_s=60")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 75 and "run.unusable" in errors and str(run) in errors
+    assert [path.name for path in (run / "spec").iterdir()] == ["0001.toml"]
 
 
 def test_every_key_is_decided() -> None:

@@ -26,7 +26,7 @@ from tests.cli.home import call, said, script
 from tests.supervise.noted import begun
 
 IMAGE = "part-r00000.safetensors"
-SPEC = "recipe = 'first-light'\n[checkpoint]\nkeep_last = 2\ngrace_s = 3600.0\n"
+SPEC = "recipe = 'first-light'\n[supervise]\n[checkpoint]\nkeep_last = 2\ngrace_s = 3600.0\n"
 
 
 @pytest.fixture

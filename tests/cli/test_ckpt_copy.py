@@ -22,7 +22,7 @@ def saves(home: pathlib.Path) -> list[Commit]:
     platform, folder = LocalPlatform(), home / "runs" / "mine"
     log = make_run(platform, str(folder))
     (folder / "spec").mkdir()
-    (folder / "spec" / "0001.toml").write_text("recipe = 'first-light'\n")
+    (folder / "spec" / "0001.toml").write_text("recipe = 'first-light'\n[supervise]\n")
     log.begin(None, ["r00000"], "a")
     return [publish_small(platform, log, 1, step, str(folder)) for step in (5, 10)]
 

@@ -29,7 +29,7 @@ def saves(home: pathlib.Path) -> list[Commit]:
     (folder / "spec").mkdir()
     (folder / "spec" / "0001.toml").write_text(
         f"recipe = 'first-light'\n[[checkpoint.mirrors]]\nname = 'b2'\nplace = '{place}'\n"
-        f"[[checkpoint.mirrors]]\nname = 'closed'\nplace = 's3://x/y'\nkey_id = 'env:NOT_SET_HERE'\n"
+        f"[[checkpoint.mirrors]]\nname = 'closed'\nplace = 's3://x/y'\nkey_id = 'env:NOT_SET_HERE'\n[supervise]\n"
     )
     for commit in commits:
         assert call("ckpt", "copy", "mine", "--step", str(commit.step), "--to", str(place)) == 0

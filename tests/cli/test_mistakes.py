@@ -233,7 +233,7 @@ def test_a_damaged_spec_is_one_message(home: pathlib.Path, store: str, capsys: p
     """A recorded spec that was edited into nonsense is refused naming the file and the key."""
     (home / "runs" / "mine" / "spec").mkdir(parents=True)
     path = home / "runs" / "mine" / "spec" / "0001.toml"
-    path.write_text("recipe = 'first-light'\n[model]\nlayer = 3\n")
+    path.write_text("recipe = 'first-light'\n[model]\nlayer = 3\n[supervise]\n")
     code, _, errors = said(capsys, "train", "first-light", "--run", "mine", "--data", store)
     assert code == 78 and str(path) in errors and "layers" in errors
 

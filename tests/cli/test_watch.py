@@ -88,7 +88,7 @@ def test_an_answer_is_told_and_a_refusal_is_raised(run: str, base: pathlib.Path)
 @pytest.mark.parametrize(
     ("words", "op"),
     [
-        (("stop", "it"), {"op": "stop", "by": "packtrain stop"}), (("pause", "it"), {"op": "pause"}),
+        (("stop", "it"), {"op": "stop", "by": "packtrain stop", "at_once": False}), (("pause", "it"), {"op": "pause"}),
         (("resume", "it"), {"op": "resume"}), (("drain", "it", "n1"), {"op": "drain", "node": "n1"}),
         (("cordon", "it", "n1"), {"op": "cordon", "node": "n1"}),
         (("break", "it", "kill"), {"op": "break", "fault": "kill", "node": "", "rank": -1, "seconds": 0, "factor": 0}),
@@ -104,7 +104,14 @@ def test_words_reach_the_coordinator(
     """Each verb says its word once, and prints what was answered."""
     code, out, errors = said(capsys, *words)
     assert (code, errors, out) == (0, "", f"{op['op']}: it will be done\n")
-    assert there.asked == [op]
+    assert [one for one in there.asked if one["op"] != "status"] == [op]
+
+
+def test_a_run_that_stops_already_is_stopped_at_once(there: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    """`packtrain stop` said twice is no word that came twice: the second knows of the first."""
+    there.answers["status"] = {**STATUS, "stopping": "packtrain stop"}
+    assert said(capsys, "stop", "it")[0] == 0
+    assert there.asked[-1] == {"op": "stop", "by": "packtrain stop", "at_once": True}
 
 
 @pytest.mark.parametrize("words", [("stop", "it"), ("attach", "it"), ("drain", "it", "n1")])
@@ -172,13 +179,13 @@ def test_without_a_terminal_ctrl_c_stops(home: pathlib.Path, there: StandIn, bas
         until_watched(process, there)
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 75 and there.asked[-1] == {"op": "stop", "by": "SIGINT"}
+    assert process.returncode == 75 and there.asked[-1] == {"op": "stop", "by": "SIGINT", "at_once": False}
     assert "saving, then stopping" in out and "run.stopped_on_request" in errors
     assert not base.exists() and not (home / "runs" / "it" / local.LIVE).exists()
 
 
 def test_twice_stops_at_once(home: pathlib.Path, run: str, base: pathlib.Path) -> None:
-    """The word is said again, and the coordinator makes of it what it means."""
+    """The first was answered, so the second asks for it."""
     with standing_in(run, base, obedient=False) as there, watching(home) as process:
         until_watched(process, there)
         process.send_signal(signal.SIGINT)
@@ -186,6 +193,7 @@ def test_twice_stops_at_once(home: pathlib.Path, run: str, base: pathlib.Path) -
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=DEADLINE_S)
         assert there.words() == ["stop", "stop"] and "stopping at once" in out
+        assert [one["at_once"] for one in there.asked if one["op"] == "stop"] == [False, True]
 
 
 def test_a_lost_terminal_detaches(home: pathlib.Path, there: StandIn, base: pathlib.Path) -> None:
@@ -333,6 +341,20 @@ def test_a_stop_is_said_as_soon_as_somebody_listens(run: str, base: pathlib.Path
         "SIGINT: the run stops as soon as its coordinator answers (once more leaves it alone)",
         "SIGINT: saving, then stopping (once more kills)",
     ]
+
+
+@pytest.mark.parametrize("trouble", ["", "noted, and done as soon as the log can be written: disk full"])
+def test_what_is_in_the_way_of_a_stop_is_said(run: str, base: pathlib.Path, trouble: str) -> None:
+    """And the run is watched to its end: the word was heard."""
+    requests, view = Requests(), Heard()
+    requests.arrive(signal.SIGINT)
+    with standing_in(run, base) as there:
+        live = local.find(LocalPlatform(), run)
+        assert live is not None
+        there.answers["stop"] = {"ok": True, "said": trouble}
+        finish = Watch(LocalPlatform(), local.Keeper(LocalPlatform(), live, {}), view).run(requests, terminal=False)
+    assert finish.exit_code == 75
+    assert view.said == ["SIGINT: saving, then stopping (once more kills)", *([trouble] if trouble else [])]
 
 
 def test_asked_twice_while_nobody_listens_it_leaves(run: str, base: pathlib.Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from packtrain.cli import spec
 from packtrain.cli.launch import PRELOAD, child_env
 from packtrain.cli.world import World, alive, ended, record, table
 from packtrain.core.errors import LayoutError, RunHeld
+from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.holder import hold
 from packtrain.core.pinned import KEY_FILE
 from packtrain.core.platform import LocalPlatform
@@ -26,7 +29,7 @@ from packtrain.supervise.job import Job
 from packtrain.supervise.keys import read_allowed, read_keys
 from packtrain.train.config import TrainConfig
 from packtrain.train.sections import newest_spec
-from tests.cli.home import call, packtrain
+from tests.cli.home import call, packtrain, said
 from tests.cli.stand_in import standing_in
 
 NODES = World(nodes=3, spares=0, procs=1)
@@ -65,10 +68,36 @@ def test_a_spec_is_written_anew_only_when_it_says_something_else(tmp_path: pathl
     platform, first = LocalPlatform(), RunSpec(recipe="first-light")
     (tmp_path / "spec").mkdir()
     (tmp_path / "spec" / "0001.toml").write_text(spec.text(first))
-    assert record(platform, str(tmp_path), first) == 1
+    assert record(platform, newest_spec(platform, str(tmp_path)), first) == 1
     other = msgspec.structs.replace(first, train=TrainConfig(worlds=WORLDS))
-    assert [record(platform, str(tmp_path), other) for _ in range(2)] == [2, 2]
+    assert [record(platform, newest_spec(platform, str(tmp_path)), other) for _ in range(2)] == [2, 2]
     assert spec.read(newest_spec(platform, str(tmp_path))) == other
+
+
+def test_of_two_changes_at_once_one_is_told_to_come_again(tmp_path: pathlib.Path) -> None:
+    """It was made from a spec that is not the newest any more, and would take back what the other one changed."""
+    platform, first = LocalPlatform(), RunSpec(recipe="first-light")
+    (tmp_path / "spec").mkdir()
+    (tmp_path / "spec" / "0001.toml").write_text(spec.text(first))
+    newest = newest_spec(platform, str(tmp_path))
+    mine, other = (msgspec.structs.replace(first, seed=seed) for seed in (1, 2))
+    assert record(platform, newest, other) == 2
+    with pytest.raises(RunHeld, match="just now"):
+        record(platform, newest, mine)
+    assert sorted(os.listdir(tmp_path / "spec")) == ["0001.toml", "0002.toml"]
+    assert spec.read(newest_spec(platform, str(tmp_path))) == other
+
+
+@pytest.mark.parametrize("op", ["create", "write", "fsync", "link"])
+def test_a_spec_is_there_whole_or_not_at_all(op: str) -> None:
+    """The newest spec is read by whoever begins an attempt: a disk that gets full leaves none that is cut."""
+    platform = FakePlatform(FakeDisk(), "a")
+    platform.mkdir("/run/spec")
+    platform.faults = lambda found, path, n: fail(errno.ENOSPC) if found == op else None
+    with pytest.raises(OSError, match="No space left"):
+        spec.write(platform, "/run/spec/0002.toml", spec.text(RunSpec(recipe="first-light")).encode())
+    platform.faults = None
+    assert platform.listdir("/run/spec") == []
 
 
 @pytest.mark.parametrize("options", [("--spares", "1"), ("--nodes", "-1"), ("--nodes", "2", "--procs-per-node", "0")])
@@ -140,8 +169,9 @@ def test_a_command_ends_when_the_coordinator_has(tmp_path: pathlib.Path, base: p
         pass
     live = local.find(LocalPlatform(), run)
     assert live is not None
-    waits = [sys.executable, "-c", "input()", "--home", live.coordinator]
-    with subprocess.Popen(waits, stdin=subprocess.PIPE) as coordinator:
+    waits, pipe = [sys.executable, "-c", "print(flush=True); input()", "--home", live.coordinator], subprocess.PIPE
+    with subprocess.Popen(waits, stdin=pipe, stdout=pipe) as coordinator:
+        assert coordinator.stdout is not None and coordinator.stdout.readline()  # before, it has no command line
         platform = Busy(coordinator, looks=3)
         note = {"job": "run", "pid": coordinator.pid, "node": platform.node(), "since": "now"}
         (pathlib.Path(run) / "holder").write_text(json.dumps(note))
@@ -168,6 +198,57 @@ def test_a_folder_others_can_enter_is_not_believed(tmp_path: pathlib.Path, base:
     platform, run = LocalPlatform(), str(tmp_path / "run")
     with standing_in(run, base):
         base.chmod(0o755)
+        assert local.find(platform, run) is None
+
+
+def test_a_copy_of_a_run_is_not_that_run(
+    home: pathlib.Path, base: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While that one lives, words for the copy reach nobody, and its command starts nothing and says who holds it; when
+    it is put away only its own files go."""
+    platform, (run, copy) = LocalPlatform(), (home / "runs" / name for name in ("it", "copy"))
+    (run / "spec").mkdir(parents=True)
+    (run / "spec" / "0001.toml").write_text(spec.text(RunSpec(recipe="first-light")))
+    with standing_in(str(run), base) as there:
+        lock = hold(platform, str(run), "it")
+        shutil.copytree(run, copy)
+        assert local.find(platform, str(copy)) is None
+        for words in (("stop", "copy"), ("attach", "copy")):
+            code, _, errors = said(capsys, *words)
+            assert code == 78 and "run.not_live" in errors
+        with pytest.raises(RunHeld, match="job 'it'"):
+            alive(platform, str(copy))
+        assert there.asked == [] and local.find(platform, str(run)) is not None
+        lock.release()
+
+
+def test_a_run_is_found_by_any_name_of_its_folder(tmp_path: pathlib.Path, base: pathlib.Path) -> None:
+    """Not by a new one that it was given while it lived: its processes do not know that one. It says who holds it, and
+    the old name, as a link too, finds it again."""
+    platform, run, other = LocalPlatform(), tmp_path / "run", tmp_path / "other"
+    with standing_in(str(run), base):
+        other.symlink_to(run)
+        assert all(alive(platform, str(path)) is not None for path in (run, other))
+        other.unlink()
+        lock = hold(platform, str(run), "it")
+        run.rename(other)
+        assert local.find(platform, str(other)) is None
+        with pytest.raises(RunHeld, match="job 'it'"):
+            alive(platform, str(other))
+        run.symlink_to(other)
+        assert all(alive(platform, str(path)) is not None for path in (run, other))
+        lock.release()
+
+
+@pytest.mark.parametrize("job", [None, b"", b"{}", b"\xff", b'{"run_folder":"/nowhere"}'])
+def test_a_folder_that_no_run_made_is_not_believed(
+    tmp_path: pathlib.Path, base: pathlib.Path, job: bytes | None
+) -> None:
+    """What a note names would be cleared away at the end: it must say itself that it is of this run."""
+    platform, run = LocalPlatform(), str(tmp_path / "run")
+    with standing_in(run, base):
+        path = base / local.JOB
+        path.unlink() if job is None else path.write_bytes(job)
         assert local.find(platform, run) is None
 
 

@@ -30,7 +30,7 @@ EFFECTS = {
     ("packtrain/supervise/local.py", "deletes"): "the private folder of a run's processes that have ended",
     ("packtrain/train/seat.py", "deletes"): "the same, for a worker run by hand",
     ("packtrain/train/compiled.py", "deletes"): "compiled programs, in a folder of their own, which are made again",
-    ("packtrain/cli/launch.py", "deletes"): "the temporary name of a spec this call made itself",
+    ("packtrain/cli/spec.py", "deletes"): "the temporary name of a spec this call made itself",
     ("packtrain/cli/checkup.py", "deletes"): "the log of a probe this call made itself",
 }
 

@@ -212,7 +212,7 @@ def test_a_coordinator_goes_on_from_the_other_place() -> None:
     }
     finish, _ = lead(lambda moved: Coordinator(job, platform, "/place", link, moved=moved))
     assert (finish.exit_code, finish.reason) == (75, "stopped on request")
-    assert "noted" in told["full"]["error"]["what"] and "cannot be written" in told["later"]["log"]
+    assert told["full"]["ok"] and "noted" in told["full"]["said"] and "cannot be written" in told["later"]["log"]
     entries = [entry.record for entry in read_folder(platform, "/run/journal").entries]
     assert [one.log for one in entries if isinstance(one, CoordinatorBegan)] == [FIRST, SECOND]
     assert [one.where for one in entries if isinstance(one, ErrorSeen) and one.name == LogMoved.name] == [SECOND]

@@ -431,7 +431,7 @@ def test_stop_saves_and_stops() -> None:
 
 
 def test_stop_is_bounded_by_the_grace_and_by_asking_twice() -> None:
-    """What has not stopped after `grace_s` is killed; asked twice, at once; both are told as not clean."""
+    """What has not stopped after `grace_s` is killed; asked again, to do it at once, at once; both are not clean."""
     play = Play(nodes=1).run()
     play.ask("stop")
     assert not actions(play.wait(29), m.EndWorkers) and actions(play.wait(2), m.EndWorkers)
@@ -439,7 +439,17 @@ def test_stop_is_bounded_by_the_grace_and_by_asking_twice() -> None:
     assert "not cleanly" in finish(play).error["what"]
     play = Play(nodes=1).run()
     play.ask("stop")
-    assert actions(play.ask("stop"), m.EndWorkers)
+    assert actions(play.ask("stop", at_once=True), m.EndWorkers)
+
+
+def test_a_stop_that_is_said_again_changes_nothing() -> None:
+    """Who heard no answer says it again, and the workers save as they were told; nor does `at_once` kill what was never
+    asked to stop."""
+    play = Play(nodes=1).run()
+    assert [one.word for _, one in actions(play.ask("stop", at_once=True), m.GiveOrder)] == [Word.STOP]
+    assert not any(play.ask("stop", by=by) for by in ("SIGINT", "packtrain stop"))
+    play.end_rest(75)
+    assert finish(play).reason == "stopped on request"
 
 
 @pytest.mark.parametrize("when", ["waiting", "beginning", "launching"])

@@ -13,6 +13,7 @@ from packtrain.core.records import AgentStarted
 from packtrain.core.units import NS
 from packtrain.supervise import local
 from packtrain.supervise.console import FINISH
+from packtrain.supervise.job import Job, write_job
 from packtrain.supervise.revive import TRIES_MAX, AgentsHere, CoordinatorHere, Tried, Tries, tried
 from tests.supervise.fake_agent import HOME, Node, launch
 
@@ -32,6 +33,8 @@ class Machine:
             self.platform.mkdir(folder)
         self.live = local.Live(RUN, BASE, self.platform.node(), dict.fromkeys(NAMES, 1))
         self.platform.write_new(f"{RUN}/{local.LIVE}", msgspec.json.encode(self.live))
+        job = Job(name="small", run_folder=RUN, worker=(), carrier=(), version="1")
+        write_job(self.platform, f"{BASE}/{local.JOB}", job)
         self.heard_ns = 0
 
     def process(self, disk: FakeDisk) -> FakePlatform:

@@ -55,9 +55,12 @@ def test_a_misspelt_key(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[st
     assert not pathlib.Path(run, "commits").exists()
 
 
-@pytest.mark.parametrize(("text", "said"), [("[model\n", "config.bad_value"), ("seed = -1\n", "seed is -1")])
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "is empty"), ("seed = 1\n", "was cut"), ("[model\n[supervise]", "config.bad_value"),
+    ("seed = -1\n[supervise]", "seed is -1"),
+])
 def test_a_broken_spec(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
-    """A spec that is no TOML, or whose seed is no seed, is refused with its path."""
+    """A spec that is empty, cut, no TOML, or whose seed is no seed, is refused with its path."""
     run = make_run(tmp_path / "run", "nowhere")
     pathlib.Path(run, "spec", "0001.toml").write_text(text)
     message = refused(capsys, run, PACKTRAIN_RUN=run, PACKTRAIN_FRESH="1")

@@ -79,7 +79,7 @@ def test_it_is_printed_for_whoever_has_no_jax(tmp_path: object, capsys: pytest.C
     """JSON on stdout, with the error in it where there is one."""
     path = f"{tmp_path}/spec.toml"
     with open(path, "w") as file:
-        file.write("[train.mesh]\nfsdp = 16\n")
+        file.write("[train.mesh]\nfsdp = 16\n[supervise]\n")
     assert worlds.main([path, "--nodes", "2"]) == 0
     assert json.loads(capsys.readouterr().out)["worlds"] == {"2": {"fsdp": 16}, "1": {"fsdp": 8}}
     assert worlds.main([path, "--nodes", "3"]) == 78
