@@ -77,6 +77,13 @@ class Mirror(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return StoreConfig(self.place, self.endpoint, self.region, self.key_id, self.secret)
 
 
+NUMBERS = (
+    "every_steps", "every_s", "keep_every_steps", "keep_best", "memory_every_steps", "peer_memory", "grace_s",
+    "debris_s", "peer_bytes_per_s_max",
+)
+"""What of a `CheckpointConfig` may be 0 and not less."""
+
+
 class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     every_steps: int = 0
     """Save every so many steps; 0: by time alone."""
@@ -126,15 +133,13 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise Contradiction(
                 "at least one checkpoint is kept", where="checkpoint.keep_last", fix="set it to 1 or more"
             )
-        every_s = 0.0 if self.every_s == "auto" else self.every_s
-        steps = (
-            self.every_steps, self.keep_every_steps, self.memory_every_steps, self.peer_memory, self.keep_best,
-        )
-        times_s = (every_s, self.grace_s, self.debris_s, self.peer_bytes_per_s_max)
-        if min(steps) < 0 or not all(0 <= time_s < math.inf for time_s in times_s):
-            raise Contradiction(
-                "times and steps cannot be negative", where="checkpoint", fix="use 0 to switch a cadence off"
-            )
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if value != "auto" and not 0 <= value < math.inf:
+                raise Contradiction(
+                    f"{value} is no number of steps, saves, seconds or bytes", where=f"checkpoint.{name}",
+                    fix="use 0 to switch it off",
+                )
         if not 0 < self.deadline_s <= DEADLINE_S_MAX:
             raise Contradiction(
                 f"a save needs a deadline, of {DEADLINE_S_MAX:.0f} s at most", where="checkpoint.deadline_s",

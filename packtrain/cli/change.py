@@ -58,13 +58,13 @@ def set_(
     from packtrain.supervise.console import ask
     from packtrain.train.sections import newest_spec
 
-    for value in values:
-        if error := refusal(value.partition("=")[0]):
-            raise error
     platform, folder = LocalPlatform(), folders.find_run(run)
     newest = newest_spec(platform, folder)
     current = spec.read(newest)
     changed = spec.overridden(current, values)
+    for value in values:
+        if error := refusal(value.partition("=")[0]):
+            raise error
     spec.check_judged(changed)
     lines = difference(current, changed)
     if not lines:

@@ -33,8 +33,10 @@ def refusal(state: State, word: Asked) -> str:
         return f"no such word: {word.op}; there are {', '.join(WORDS)}"
     if word.op in ("drain", "cordon", "uncordon", "replace") and word.node not in nodes:
         return f"no such node: {word.node or '(none named)'}; there are {', '.join(sorted(nodes))}"
-    if word.op in ("pause", "resume", "save") and run.setup.plain and word.op != "save":
+    if word.op in ("pause", "resume") and run.setup.plain:
         return "this program knows no such word"
+    if word.op in ("pause", "resume", "save") and run.stopping:
+        return f"the run stops ({run.stopping}); the command that made it goes on with it afterwards"
     if word.op == "save" and run.stage != RUNNING:
         return f"nothing runs now (the run is {run.stage})"
     waiting = spares(run.setup, nodes)
@@ -52,11 +54,9 @@ def asked(turn: Turn, event: Asked) -> None:
             _stop(turn, event.by, event.at_once)
         case "pause" | "resume":
             turn.set(paused=event.op == "pause")
-            if turn.run.stage == RUNNING:
-                order_all(turn, Word.PAUSE if event.op == "pause" else Word.RESUME)
+            _order(turn, Word.PAUSE if event.op == "pause" else Word.RESUME)
         case "save":
-            if turn.run.stage == RUNNING:
-                order_all(turn, Word.SAVE)
+            _order(turn, Word.SAVE)
         case "drain" if event.at_s:
             turn.set(leaves={**turn.run.leaves, event.node: event.at_s})
         case "drain":
@@ -72,6 +72,13 @@ def asked(turn: Turn, event: Asked) -> None:
             stop_for_change(turn, "replace", f"{event.by} asks to replace node {event.node}")
         case "set":
             turn.set(spec=event.spec)
+
+
+def _order(turn: Turn, word: Word) -> None:
+    """To workers that go on. Those that were told to save and end are told nothing else: a worker that compiles hears
+    the last order alone."""
+    if turn.run.stage == RUNNING and not turn.run.purpose:
+        order_all(turn, word)
 
 
 def _stop(turn: Turn, by: str, at_once: bool) -> None:

@@ -50,9 +50,10 @@ def environment(home: pathlib.Path) -> dict[str, str]:
 
 
 def start(home: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
+    """As from a terminal: these tests may run under nohup, whose children ignore that it goes away."""
     return subprocess.Popen(
-        [sys.executable, "-m", "packtrain", *arguments], env=environment(home), text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, cwd=home,
+        ["env", "--default-signal=HUP", sys.executable, "-m", "packtrain", *arguments], env=environment(home),
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=home,
     )
 
 

@@ -60,11 +60,14 @@ def test_what_is_in_force_at_two_times_says_so() -> None:
 
 @pytest.mark.parametrize("value", [
     "checkpoint.every_s=-1", "supervise.beat_overdue_s=1", "guard.polcy=stop", "guard", "checkpoint.keep_best=2",
+    "train.eval_steps=1",
 ])
 def test_nonsense_is_refused_as_ever(run: pathlib.Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
     """Contradictions, keys that do not exist, and what is no KEY=VALUE: one message, and no spec."""
     code, _, errors = said(capsys, "set", "it", value)
     assert code in (2, 78) and errors.startswith("[") and not (run / "spec" / "0002.toml").exists()
+    if value == "train.eval_steps=1":
+        assert code == 78 and "config.unknown_key" in errors, "not as if it were one that stays"
 
 
 def cut(text: str) -> str:

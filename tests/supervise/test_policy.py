@@ -478,6 +478,19 @@ def test_pause_outlives_an_attempt() -> None:
     assert actions(play.ask("resume"), m.GiveOrder)[0][1] == m.GiveOrder(attempt=2, order=3, word=Word.RESUME)
 
 
+def test_an_order_to_end_is_not_followed_by_another() -> None:
+    """Workers that compile hear the last order alone: what is said after a stop or a drain must not take its place."""
+    play = Play(nodes=1).run()
+    assert actions(play.ask("stop", by="somebody"), m.GiveOrder)[0][1].word == Word.STOP
+    for op in ("pause", "resume", "save"):
+        assert "the run stops (somebody)" in refusal(play.state, Asked(op=op))
+    drained = Play(nodes=2, spares=1).run()
+    assert actions(drained.ask("drain", "n1"), m.GiveOrder)[0][1].word == Word.DRAIN
+    for op in ("pause", "save", "resume", "pause"):
+        assert not actions(drained.ask(op), m.GiveOrder) and not refusal(drained.state, Asked(op=op))
+    assert drained.state.run.paused, "of the next attempt"
+
+
 def test_drain_goes_on_without_the_node() -> None:
     """A drained node's world saves and ends, and the next attempt begins with a spare in its place; uncordon takes it
     back as a spare."""
