@@ -47,7 +47,8 @@ def test_a_program_is_kept_alive_and_stopped_and_goes_on(tmp_path: pathlib.Path)
         out, errors = first.communicate(timeout=30)
     assert first.returncode == 75, (out, errors)
     assert "attempt 2 rank 0 of 2" in out and "stopped_s" in out and "stopped on request" in errors
-    ports = {log_of(tmp_path, n, rank).split()[-1] for n in (1, 2, 3) for rank in (0, 1)}
+    told = [log_of(tmp_path, n, rank).split() for n in (1, 2, 3) for rank in (0, 1)]
+    ports = {words[-1] for words in told if words}  # the rank beside one that was killed may not have come to a word
     assert len(ports) == 3
     code, out, errors = packtrain(tmp_path, *command)
     assert code == 0 and "done: 4 attempts" in out, (out, errors)

@@ -38,7 +38,13 @@ def world_of(seed: int, **options: Any) -> tuple[Simulation, list[str]]:
     faults = [chance.choice(sorted(FAULTS)) for _ in range(chance.randint(1, 8))]
     for fault in faults:
         sim.at(chance.uniform(0, FAULTS_S), lambda fault=fault: strike(sim, fault))
+    sim.at(FAULTS_S, lambda: heal_disk(sim))
     return sim, faults
+
+
+def heal_disk(sim: Simulation) -> None:
+    """Twenty seconds for each answer of the disk is a fault, and ends with the others; three are a poor one."""
+    sim.disk_s = min(sim.disk_s, 3.0)
 
 
 def check(sim: Simulation, faults: list[str]) -> None:
