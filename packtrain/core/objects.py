@@ -304,7 +304,7 @@ def client_threads() -> list[list[str]]:
     for task in sorted(os.listdir("/proc/self/task")):
         with suppress(OSError), open(f"/proc/self/task/{task}/status") as file:
             status = [line for line in file.read().splitlines() if line.startswith(("Name", "State")) or "ctxt" in line]
-            if status[0].startswith(f"Name:\t{CLIENT_THREADS}"):
+            if status and status[0].startswith(f"Name:\t{CLIENT_THREADS}"):  # nothing: it ends just now
                 found.append([task, *status])
     return found
 
