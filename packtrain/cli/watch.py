@@ -24,7 +24,9 @@ from packtrain.core.records import (
     ErrorSeen,
     HomeBack,
     MirrorDone,
+    NodeDrained,
     RunFinished,
+    WorldChosen,
 )
 from packtrain.core.units import NS
 from packtrain.supervise import local
@@ -117,6 +119,8 @@ class Watch:
         """What the coordinator said it waits for."""
         self._past = True
         """Of what the journal holds already nothing is said again."""
+        self._drained: list[str] = []
+        """Nodes that the world is left without, while no attempt has begun since."""
         self._ended: RunFinished | None = None
 
     def run(self, requests: Requests, terminal: bool) -> local.Finish:
@@ -161,8 +165,20 @@ class Watch:
                 self._view.say(f"the coordinator was gone; {record.by} started another one, the workers go on")
             case AgentStarted():
                 self._view.say(f"the agent of {record.node} had ended; started again")
+            case NodeDrained():
+                self._say_drained(record)
+            case WorldChosen() if self._drained:
+                self._view.say(
+                    f"attempt {record.attempt} goes on without {', '.join(self._drained)}, on {', '.join(record.nodes)}"
+                )
+                self._drained = []
             case RunFinished():
                 self._ended = record
+
+    def _say_drained(self, record: NodeDrained) -> None:
+        follows = "its world saves, and goes on without it" if record.in_world else "it had no ranks"
+        self._view.say(f"node {record.node} is drained ({record.by}): {follows}")
+        self._drained += [record.node] if record.in_world else []
 
     def _say_waits(self, waits: str) -> None:
         if waits != self._waits and waits:

@@ -29,12 +29,12 @@ def resume(run: Run) -> None:
 
 def drain(run: Run, node: Node) -> None:
     """Save, and go on without a node."""
-    _say(run, "drain", node=node)
+    _say(run, "drain", node=node, by="packtrain drain")
 
 
 def cordon(run: Run, node: Node) -> None:
     """Give a node no more work once it has none."""
-    _say(run, "cordon", node=node)
+    _say(run, "cordon", node=node, by="packtrain cordon")
 
 
 def _say(run: str, op: str, **arguments: str | bool) -> None:

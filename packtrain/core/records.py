@@ -129,6 +129,11 @@ class CoordinatorBegan(Record, tag="coordinator_began"):
     """Folder of its log of decisions."""
     by: str = ""
     """Who started it again because it was missed; empty: a person's command."""
+    nodes: int = 0
+    """Of a full world, as the run was launched; 0: not told."""
+    spares: int = 0
+    procs: int = 1
+    """Workers of a node."""
 
 
 class AgentStarted(Record, tag="agent_started"):
@@ -181,6 +186,15 @@ class NodeCordoned(Record, tag="node_cordoned"):
     by: str
     cordoned: bool = True
     """False: taken back."""
+
+
+class NodeDrained(Record, tag="node_drained"):
+    """This node is to be gone without, until another agent runs there or a person takes it back."""
+
+    node: str
+    by: str
+    in_world: bool
+    """It has a place in the world: where ranks run they save, and another attempt begins without it."""
 
 
 class SharedCauseSeen(Record, tag="shared_cause"):
@@ -427,8 +441,8 @@ AnyRecord = (
     SegmentBegan | RecordsLost
     | RunCreated | AttemptBegan | AttemptEnded | AttemptReached | OrderGiven | ErrorSeen | RetentionDone
     | CarrierGivenUp | HomeBack | CoordinatorBegan | AgentStarted | WorldChosen | NodeLost | NodeBack | NodeSuspected
-    | NodeCordoned | SharedCauseSeen | SpecChanged | ReplayOrdered | StacksTaken | FaultInjected | FaultMissed
-    | RunFinished
+    | NodeCordoned | NodeDrained | SharedCauseSeen | SpecChanged | ReplayOrdered | StacksTaken | FaultInjected
+    | FaultMissed | RunFinished
     | TrainerStarted | StepDone | GuardVerdict | PhaseTotals | EvalDone | SampleDone | ProfileDone | SaveDone
     | MirrorDone | BroughtBack | MemorySaved | IntervalChosen | RestoreDone | TrainingDone
 )

@@ -16,6 +16,7 @@ from packtrain.core.records import (
     AttemptEnded,
     BroughtBack,
     CarrierGivenUp,
+    CoordinatorBegan,
     ErrorSeen,
     EvalDone,
     GuardVerdict,
@@ -100,6 +101,8 @@ class Facts:
     given_up: list[CarrierGivenUp] = field(default_factory=list)
     homes_back: list[HomeBack] = field(default_factory=list)
     records_lost: int = 0
+    launched: CoordinatorBegan | None = None
+    """The last one that told how its run was launched."""
     done: TrainingDone | None = None
 
     def take(self, entry: Entry) -> None:
@@ -151,7 +154,7 @@ class Facts:
                 self.interval = record
             case OrderGiven():
                 self.orders.append(record)
-                if record.word == "stop" and self.attempts:
+                if record.word in ("stop", "drain") and self.attempts:
                     self.attempts[-1].asked_to_stop = True
             case ErrorSeen():
                 self.errors.append(record)
@@ -167,6 +170,8 @@ class Facts:
                 self.given_up.append(record)
             case HomeBack():
                 self.homes_back.append(record)
+            case CoordinatorBegan() if record.nodes:
+                self.launched = record
 
     def _is_over(self, done: TrainingDone) -> bool:
         """Whether a later attempt began than the one that finished; writers' records come in any order."""

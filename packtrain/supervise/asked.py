@@ -12,6 +12,7 @@ from packtrain.supervise.assign import largest_world, spares
 from packtrain.supervise.ending import notice
 from packtrain.supervise.events import Asked, Write
 from packtrain.supervise.messages import EndWorkers, GiveOrder
+from packtrain.supervise.remedies import drained
 from packtrain.supervise.state import (
     BRINGING,
     ENDING,
@@ -108,7 +109,7 @@ def _kill(turn: Turn, reason: str) -> None:
 
 def _drain(turn: Turn, name: str, by: str) -> None:
     """Its ranks are saved, and the next attempt begins without it."""
-    turn.node(name, draining=by)
+    drained(turn, name, by)
     if turn.nodes[name].slot >= 0:
         stop_for_change(turn, "drain", f"node {name} is drained ({by})", Word.DRAIN)
 

@@ -193,7 +193,10 @@ class Coordinator:
         write_address(self._platform, self._home, msgspec.structs.replace(at, address=reached, term=self._term))
         if self._log.last() is None:
             self._papers.write(RunCreated(run=self._job.name, spec=self._job.spec, version=self._job.version))
-        self._papers.write(CoordinatorBegan(term=self._term, log=self._lead.place, by=self._by))
+        nodes, spares, procs = self._job.nodes, self._job.spares, self._job.procs
+        self._papers.write(CoordinatorBegan(
+            term=self._term, log=self._lead.place, by=self._by, nodes=nodes, spares=spares, procs=procs
+        ))
         if self._moved is not None:
             self._warn(log_moved(self._moved))
         self._papers.look()

@@ -154,7 +154,7 @@ def _did(turn: Turn, name: str, did: Did, issued: Issued) -> None:
 
 def _leaves(turn: Turn, name: str, edge: NodeLeaves) -> None:
     """Its workers were told to save by their agent, and the word is the whole world's."""
-    turn.node(name, draining="its agent was told to end")
+    remedies.drained(turn, name, "its agent was told to end")
     if turn.nodes[name].slot >= 0 and turn.run.stage in (LAUNCHING, RUNNING) and not turn.run.purpose:
         reason = f"node {name} leaves: its agent was told to end"
         turn.set(purpose="drain", reason=reason, kill_at_ns=turn.ns + round(edge.grace_s * NS))

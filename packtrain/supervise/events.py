@@ -20,6 +20,7 @@ from packtrain.core.records import (
     HomeBack,
     NodeBack,
     NodeCordoned,
+    NodeDrained,
     NodeLost,
     NodeSuspected,
     OrderGiven,
@@ -242,7 +243,7 @@ class Write(Own, tag="write"):
 
     record: (
         AttemptEnded | AttemptReached | ErrorSeen | OrderGiven | NodeLost | NodeBack | NodeSuspected | NodeCordoned
-        | SharedCauseSeen
+        | NodeDrained | SharedCauseSeen
         | ReplayOrdered | StacksTaken | WorldChosen | FaultInjected | FaultMissed | CarrierGivenUp | HomeBack
     )
 

@@ -327,7 +327,8 @@ def _watch(turn: Turn) -> None:
     if turn.run.stage not in ACTIVE:
         return
     if run.kill_at_ns and turn.ns >= run.kill_at_ns:
-        reason = f"not stopped {run.setup.supervise.grace_s:g} s after they were asked to (supervise.grace_s)"
+        why = "" if run.stopping else f"{run.reason}; "
+        reason = f"{why}not stopped {run.setup.supervise.grace_s:g} s after they were asked to (supervise.grace_s)"
         return end(turn, Trouble(kind="grace", reason=reason))
     if run.trouble is not None and (turn.ns >= run.stacks_ns or _all_stacks(turn)):
         return end(turn, _with_odd(turn, run.trouble))

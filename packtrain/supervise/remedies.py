@@ -27,14 +27,14 @@ from packtrain.core.errors import (
     WorkerSilent,
     error_named,
 )
-from packtrain.core.records import AttemptEnded, ErrorSeen, NodeCordoned, NodeSuspected, SharedCauseSeen
+from packtrain.core.records import AttemptEnded, ErrorSeen, NodeCordoned, NodeDrained, NodeSuspected, SharedCauseSeen
 from packtrain.core.units import NS
 from packtrain.supervise import causes
 from packtrain.supervise.assign import spares
 from packtrain.supervise.causes import Cause
 from packtrain.supervise.events import Write
 from packtrain.supervise.messages import Leave
-from packtrain.supervise.state import LEAVING, WAITING, Turn
+from packtrain.supervise.state import LEAVING, WAITING, Run, Turn
 
 PAUSE_S_MAX = 30
 UNREADABLE_MAX = 8
@@ -67,12 +67,22 @@ def pause_s(failures: int) -> int:
 def conclude(turn: Turn) -> None:
     """The workers of an attempt are gone, and its carriers too."""
     found = causes.cause(turn.run, turn.ranks)
-    if turn.run.purpose and found.kind == "again" and not found.error:
-        found = found._replace(reason="stopped on request" if turn.run.stopping else turn.run.reason)
+    found = _as_asked(turn.run, found)
     name = found.error.get("name", "") if found.kind == "again" else ""
     _count(turn, found, name)
     turn.own(Write(record=AttemptEnded(attempt=turn.run.attempt, exit_code=found.status, reason=found.reason)))
     _after(turn, found, name)
+
+
+def _as_asked(run: Run, found: Cause) -> Cause:
+    """Ranks that saved and ended as they were told: why they were, unless they say more themselves. Where the run goes
+    on nothing was stopped, so nobody is told that."""
+    if not run.purpose or found.kind != "again":
+        return found
+    if run.stopping:
+        return found if found.error else found._replace(reason="stopped on request")
+    as_told = found.error.get("name", StoppedOnRequest.name) == StoppedOnRequest.name
+    return found._replace(reason=run.reason, error={}) if as_told else found
 
 
 def _count(turn: Turn, found: Cause, name: str) -> None:
@@ -240,6 +250,14 @@ def _replace(turn: Turn, name: str, in_row: int) -> str:
         return "another attempt at once"
     turn.node(name, aside=turn.run.attempt)
     return "it is replaced" if spares(turn.run.setup, turn.nodes) else "no spare is there: it goes on"
+
+
+def drained(turn: Turn, name: str, by: str) -> None:
+    """No attempt begins on it; said once."""
+    node = turn.nodes[name]
+    if not node.draining:
+        turn.own(Write(record=NodeDrained(node=name, by=by, in_world=node.slot >= 0)))
+    turn.node(name, draining=by)
 
 
 def may_cordon(turn: Turn) -> bool:

@@ -32,7 +32,7 @@ from packtrain.core.errors import CoordinatorGone, PacktrainError, RunUnusable, 
 from packtrain.core.holder import hold
 from packtrain.core.journal import Entry, Journal
 from packtrain.core.platform import LocalPlatform
-from packtrain.core.records import AttemptBegan, HomeBack, MirrorDone
+from packtrain.core.records import AttemptBegan, HomeBack, MirrorDone, NodeDrained, WorldChosen
 from packtrain.core.units import NS
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import local
@@ -89,8 +89,9 @@ def test_an_answer_is_told_and_a_refusal_is_raised(run: str, base: pathlib.Path)
     ("words", "op"),
     [
         (("stop", "it"), {"op": "stop", "by": "packtrain stop", "at_once": False}), (("pause", "it"), {"op": "pause"}),
-        (("resume", "it"), {"op": "resume"}), (("drain", "it", "n1"), {"op": "drain", "node": "n1"}),
-        (("cordon", "it", "n1"), {"op": "cordon", "node": "n1"}),
+        (("resume", "it"), {"op": "resume"}),
+        (("drain", "it", "n1"), {"op": "drain", "node": "n1", "by": "packtrain drain"}),
+        (("cordon", "it", "n1"), {"op": "cordon", "node": "n1", "by": "packtrain cordon"}),
         (("break", "it", "kill"), {"op": "break", "fault": "kill", "node": "", "rank": -1, "seconds": 0, "factor": 0}),
         (
             ("break", "it", "slow", "--node", "n1", "--rank", "2", "--for", "9", "--factor", "1.5"),
@@ -432,3 +433,33 @@ def test_what_an_attempt_begins_from_is_said(there: StandIn, run: str) -> None:
     Watch(LocalPlatform(), local.Keeper(LocalPlatform(), live, {}), view).run(Requests(), terminal=False)
     journal.close()
     assert view.said == ["step 7 from memory", "/disk answers again: saves may go there"]
+
+
+def test_a_drained_node_is_named(there: StandIn, run: str) -> None:
+    """By whom, and what follows: its world saves, and goes on without it; a spare had no ranks. Of the past nothing."""
+    live = local.find(LocalPlatform(), run)
+    assert live is not None
+    journal = Journal(LocalPlatform(), f"{run}/journal", role="coordinator")
+    journal.write(NodeDrained(node="n0", by="of the past", in_world=True), durable=True)
+
+    class Telling(Heard):
+        ticks = 0
+
+        def tick(self, now_ns: int) -> None:
+            self.ticks += 1
+            if self.ticks == 1:
+                for node, in_world in (("n3", False), ("n1", True)):
+                    journal.write(NodeDrained(node=node, by="packtrain drain", in_world=in_world), durable=True)
+                for attempt in (2, 3):
+                    world = WorldChosen(attempt=attempt, nodes=["n0", "n2"], procs=1, spares=[], wanted=2)
+                    journal.write(world, durable=True)
+                there.finish(0)
+
+    view = Telling()
+    Watch(LocalPlatform(), local.Keeper(LocalPlatform(), live, {}), view).run(Requests(), terminal=False)
+    journal.close()
+    assert view.said == [
+        "node n3 is drained (packtrain drain): it had no ranks",
+        "node n1 is drained (packtrain drain): its world saves, and goes on without it",
+        "attempt 2 goes on without n1, on n0, n2",
+    ]

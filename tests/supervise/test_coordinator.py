@@ -89,7 +89,8 @@ def test_a_run_of_two_nodes_is_healed_and_ends(tmp_path: pathlib.Path) -> None:
     began, ended = records(run.folder, AttemptBegan), records(run.folder, AttemptEnded)
     assert [one.attempt for one in began] == [one.attempt for one in ended] == [1, 2, 3]
     assert [one.exit_code for one in ended] == [-9, -9, 0] and "SIGKILL" in ended[0].reason
-    assert [one.term for one in records(run.folder, CoordinatorBegan)] == [1, 2]
+    led = [(one.term, one.nodes, one.spares, one.procs) for one in records(run.folder, CoordinatorBegan)]
+    assert led == [(1, 2, 1, 1), (2, 2, 1, 1)]
     assert [one.nodes for one in records(run.folder, WorldChosen)] == [[first, second]] * 2 + [[spare, second]]
     assert records(run.folder, NodeLost)[0].node == first and records(run.folder, RunFinished)[0].exit_code == 0
     assert [(one.node, one.tries) for one in records(run.folder, AgentStarted)] == [(first, 1)]

@@ -13,6 +13,7 @@ from packtrain.core.errors import (
     PacktrainError,
     SaveFailed,
     SlotDamaged,
+    StoppedOnRequest,
     WrongModel,
     error_named,
 )
@@ -20,6 +21,7 @@ from packtrain.core.records import (
     AttemptEnded,
     ErrorSeen,
     NodeCordoned,
+    NodeDrained,
     NodeSuspected,
     OrderGiven,
     WorldChosen,
@@ -35,7 +37,7 @@ from packtrain.supervise.events import (
     WrapUp,
 )
 from packtrain.supervise.state import BEGINNING, ENDING, LAUNCHING, RUNNING, WAITING
-from tests.supervise.played import Play, actions, begin_of, finish, owns, written
+from tests.supervise.played import CONFIG, Play, actions, begin_of, finish, owns, written
 
 
 class Broken(PacktrainError):
@@ -504,10 +506,49 @@ def test_drain_goes_on_without_the_node() -> None:
     assert not play.state.nodes["n0"].draining
 
 
+def test_a_drain_is_no_stop() -> None:
+    """Workers say that they were stopped; the attempt's end names the node and who asked, and warns of nothing. A save
+    that failed is told by its own name."""
+    play = Play(nodes=2, spares=1).run()
+    told = written(play.ask("drain", "n1", by="packtrain drain"), NodeDrained)
+    assert told == [NodeDrained(node="n1", by="packtrain drain", in_world=True)]
+    assert not written(play.ask("drain", "n1", by="again"), NodeDrained), "said once"
+    issued = play.end_rest(75, StoppedOnRequest("stopped after step 5 as ordered, saved as commit 3"))
+    assert [one.reason for one in written(issued, AttemptEnded)] == ["node n1 is drained (packtrain drain)"]
+    assert not written(issued, ErrorSeen) and play.members() == ["n0", "n2"]
+    play.run()
+    play.ask("drain", "n0")
+    issued = play.end_rest(75, SaveFailed("the disk is full"))
+    assert [one.reason for one in written(issued, AttemptEnded)] == ["the disk is full"]
+
+
+def test_a_drained_spare_is_told() -> None:
+    """It has no ranks, so no order is given; the record says so."""
+    play = Play(nodes=2, spares=1).run()
+    issued = play.ask("drain", "n2", by="me")
+    assert written(issued, NodeDrained) == [NodeDrained(node="n2", by="me", in_world=False)]
+    assert not actions(issued, m.GiveOrder)
+
+
+def test_a_drain_that_takes_too_long_is_named() -> None:
+    """Why the workers were to stop is told with that they did not; of a stop that is known."""
+    play = Play(nodes=2, spares=1).run()
+    play.ask("drain", "n1", by="me")
+    play.wait(CONFIG.grace_s + 1)
+    (ended,) = written(play.end_rest(-9), AttemptEnded)
+    assert ended.reason == "node n1 is drained (me); not stopped 30 s after they were asked to (supervise.grace_s)"
+    stopped = Play(nodes=2, spares=1).run()
+    stopped.ask("stop", by="SIGINT")
+    stopped.wait(CONFIG.grace_s + 1)
+    (ended,) = written(stopped.end_rest(-9), AttemptEnded)
+    assert ended.reason.startswith("not stopped 30 s")
+
+
 def test_an_agent_that_is_told_to_end_drains_its_node() -> None:
     """Its workers were told by itself; the world ends with it, and goes on elsewhere."""
     play = Play(nodes=2, spares=1).run()
     play.edge("n1", m.NodeLeaves(grace_s=20))
+    assert [one.by for one in written(play.issued, NodeDrained)] == ["its agent was told to end"]
     assert not actions(play.issued, m.GiveOrder)
     play.end_rest(75)
     assert play.members() == ["n0", "n2"]
