@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from packtrain.checkpoint.config import CheckpointConfig
+from packtrain.checkpoint.listing import listing
 from packtrain.checkpoint.retention import Survey
-from packtrain.core.errors import RunUnusable
+from packtrain.core.errors import PacktrainError, RunUnusable
 from packtrain.core.holder import hold
 from packtrain.core.platform import Platform
 from packtrain.core.units import duration_text
+from packtrain.monitor.report import Kept
+
+WHY = ("last", "pinned", "every", "best", "unknown")
+"""Reasons of retention, in the order of a report."""
 
 
 def config_of(platform: Platform, folder: str) -> CheckpointConfig:
@@ -28,6 +33,17 @@ def surveyed(platform: Platform, folder: str) -> tuple[Survey, CheckpointConfig]
 
     config = config_of(platform, folder)
     return survey(platform, folder, Judging(platform, folder, config).look), config
+
+
+def kept(platform: Platform, folder: str) -> list[Kept]:
+    """For a report: each checkpoint that stays, by reason and step; nothing where that cannot be told."""
+    try:
+        rows = listing(*surveyed(platform, folder), None)
+    except (PacktrainError, OSError):
+        return []
+    here = [row for row in rows if row.present or row.mirrors]
+    found = [(WHY.index(reason.why), Kept(row.step, reason.words)) for row in here for reason in row.kept]
+    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
 def purge_words(left_s: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from packtrain.core.errors import EXIT_DONE, CarrierLost
+from packtrain.core.errors import EXIT_DONE, CarrierLost, StoppedOnRequest
 from packtrain.core.journal import Entry
 from packtrain.core.records import (
     AttemptBegan,
@@ -32,6 +32,7 @@ from packtrain.core.records import (
     WorldChosen,
 )
 from packtrain.core.units import NS, duration_text
+from packtrain.monitor.drains import begun_from
 
 CARRIER, COORDINATOR, STEP, DISK, LATER, WORLD = "carrier", "coordinator", "step", "disk", "later", "world"
 PARTS = {
@@ -51,6 +52,8 @@ FAULTS = {
 """In words; others are told by their names."""
 SIGNS = (StacksTaken, NodeLost, NodeBack, NodeSuspected)
 """Records that say that something is wrong, before an attempt has ended of it."""
+LOSSES = ("kill-agent", "cut")
+"""Faults that take a node away."""
 TOLD_ENDS = ("stop", "drain")
 """Orders after which the end of an attempt is no accident."""
 SHOWN = 40
@@ -74,6 +77,13 @@ class Incident:
     remedy: str = ""
     missed: bool = False
     """It was not done after all; `remedy` says why."""
+    stopped: bool = False
+    """The run was stopped before it was healed, as `remedy` says."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may still be healed."""
+        return self.healed is None and not self.missed and not self.stopped
 
     @property
     def found_s(self) -> float | None:
@@ -107,6 +117,8 @@ class Incidents:
         """Journal of a trainer -> its attempt."""
         self._nodes: list[str] = []
         self._from = ""
+        self._lost: dict[str, Entry] = {}
+        """Nodes of the world that runs, told to be lost."""
 
     def take(self, entry: Entry) -> None:
         record = entry.record
@@ -119,6 +131,7 @@ class Incidents:
                 self._led_by(entry, record)
             case RunFinished():
                 self._led = False
+                self._finished(entry, record)
             case OrderGiven() if record.word in TOLD_ENDS:
                 self._told_to_end = True
             case ErrorSeen() if record.name == CarrierLost.name and record.severity == "warning":
@@ -151,7 +164,7 @@ class Incidents:
                 one.missed, one.remedy = True, f"it was not done: {record.why}"
 
     def _unhealed(self, part: str) -> list[Incident]:
-        return [one for one in self.all if one.part == part and one.healed is None and not one.missed]
+        return [one for one in self.all if one.part == part and one.is_open]
 
     def _find(self, entry: Entry, part: str, what: str) -> list[Incident]:
         """The first word about those of a part that are open; where there are none, about a new one."""
@@ -162,6 +175,8 @@ class Incidents:
 
     def _notice(self, entry: Entry) -> None:
         """A sign that may come to nothing begins no incident."""
+        if isinstance(entry.record, NodeLost) and entry.record.node in self._nodes:
+            self._lost[entry.record.node] = entry
         for one in self._unhealed(WORLD):
             one.found = one.found or entry
 
@@ -180,9 +195,8 @@ class Incidents:
         if isinstance(record, WorldChosen):
             self._nodes = record.nodes
             return
-        self._attempt, self._told_to_end, self._nodes = record.attempt, False, []
-        where = "in memory" if "from memory" in record.note else "on disk"
-        self._from = f"from step {record.restore_step} {where}" if record.restore_step >= 0 else "from the beginning"
+        self._attempt, self._told_to_end, self._nodes, self._lost = record.attempt, False, [], {}
+        self._from = begun_from(record)
 
     def _ended(self, entry: Entry, record: AttemptEnded) -> None:
         if record.exit_code == EXIT_DONE:
@@ -194,6 +208,25 @@ class Incidents:
             one.found = one.found or entry
             one.attempt = record.attempt
 
+    def _finished(self, entry: Entry, record: RunFinished) -> None:
+        """Where a person stopped the run, what was not healed by then never will be."""
+        if record.error.get("name") != StoppedOnRequest.name:
+            return
+        for node, lost in self._lost.items() if not self._unhealed(WORLD) else ():
+            self._open(Incident(f"node {node} was lost", found=lost))
+        for one in self._unhealed(WORLD):
+            if one.found is not None or not (self._lasts_ns(one) and self._is_over(one, entry)):
+                one.stopped, one.remedy = True, self._stopped_before(one)
+
+    def _stopped_before(self, one: Incident) -> str:
+        if 0 < one.attempt < self._attempt:
+            return f"{self._another(self._attempt)}; the run was stopped before a step of it was seen"
+        return f"the run was stopped before {'the node was replaced' if self._is_loss(one) else 'it went on'}"
+
+    def _is_loss(self, one: Incident) -> bool:
+        fault = one.struck.record if one.struck is not None else None
+        return fault.fault in LOSSES if isinstance(fault, FaultInjected) else bool(self._lost)
+
     def _stepped(self, entry: Entry) -> None:
         self._goes_on(entry, self._writers.get(entry.writer, self._attempt))
 
@@ -201,8 +234,11 @@ class Incidents:
         for one in self._unhealed(WORLD):
             if 0 < one.attempt < attempt:
                 one.healed = entry
-                nodes = f" on {', '.join(self._nodes)}" if self._nodes else ""
-                one.remedy = f"attempt {attempt}{nodes}, {self._from}"
+                one.remedy = self._another(attempt)
+
+    def _another(self, attempt: int) -> str:
+        nodes = f" on {', '.join(self._nodes)}" if self._nodes else ""
+        return f"attempt {attempt}{nodes}, {self._from}"
 
     def _saved(self, entry: Entry, record: SaveDone) -> None:
         for one in self._unhealed(DISK):
@@ -215,9 +251,11 @@ class Incidents:
 
     def _is_over(self, one: Incident, entry: Entry) -> bool:
         """Whether what lasts so long is over."""
+        return one.struck is not None and entry.ns > one.struck.ns + self._lasts_ns(one)
+
+    def _lasts_ns(self, one: Incident) -> int:
         fault = one.struck.record if one.struck is not None else None
-        lasts_ns = round(fault.seconds * NS) if isinstance(fault, FaultInjected) else 0
-        return one.struck is not None and entry.ns > one.struck.ns + lasts_ns
+        return round(fault.seconds * NS) if isinstance(fault, FaultInjected) else 0
 
 
 def _whom(one: Incident) -> tuple[str, str, int] | None:
@@ -257,11 +295,11 @@ def sentence(one: Incident) -> Iterator[str]:
     """What is known of its course, in order."""
     if one.found_s is not None:
         yield f"found after {duration_text(one.found_s)}"
-    elif one.found is None and one.healed is None and not one.missed:
+    elif one.found is None and one.is_open:
         yield "nothing came of it"
     if one.healed_s is not None:
         yield f"healed after {duration_text(one.healed_s)}"
-    elif one.found is not None:
+    elif one.found is not None and not one.stopped:
         yield "healed" if one.healed is not None else "not healed"
     if one.remedy:
         yield one.remedy

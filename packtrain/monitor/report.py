@@ -13,6 +13,7 @@ import os
 import shlex
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,19 +21,29 @@ from typing import Any
 from packtrain.core.errors import StoppedOnRequest
 from packtrain.core.journal import UNREADABLE, Damage, Reading, read_folder
 from packtrain.core.platform import Platform
-from packtrain.core.records import EvalDone, ProfileDone, RestoreDone, StepDone
+from packtrain.core.records import ErrorSeen, EvalDone, ProfileDone, RestoreDone, StepDone
 from packtrain.core.units import NS, bytes_text, count_text, duration_text
-from packtrain.monitor import incidents, recovery
+from packtrain.monitor import drains, incidents, recovery
+from packtrain.monitor.drains import Drain
 from packtrain.monitor.fold import Attempt, Facts, fold
 from packtrain.monitor.incidents import Incident
 from packtrain.monitor.recovery import Recovery, recoveries
 
 ERRORS_SHOWN = 8
+KEPT_SHOWN = 12
 SAMPLES_SHOWN = 3
 SAMPLE_LINES_MAX = 8
 XZ = (("xz -9e, file by file", "xz_files_bits_per_byte"), ("xz -9e, one stream", "xz_stream_bits_per_byte"))
 FIGURES = ("bytes", "documents", *(key for _, key in XZ))
 Cards = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint that stays, and one of the reasons why, in words."""
+
+    step: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -50,11 +61,14 @@ class Sources:
     command: str = ""
     """Of a run that keeps a program of anybody alive; it has no recipe."""
     incidents: Sequence[Incident] = ()
+    drained: Sequence[Drain] = ()
+    kept: Sequence[Kept] = ()
 
 
-def report(platform: Platform, run_folder: str) -> str:
-    """Read the run folder and tell. Unreadable cards are left out; a damaged journal is read as far as it goes."""
-    return render(gather(platform, run_folder))
+def report(platform: Platform, run_folder: str, kept: Sequence[Kept] = ()) -> str:
+    """Read the run folder and tell. Unreadable cards are left out; a damaged journal is read as far as it goes. `kept`:
+    what retention keeps, from whoever may ask it."""
+    return render(dataclasses.replace(gather(platform, run_folder), kept=kept))
 
 
 def as_json(platform: Platform, run_folder: str) -> str:
@@ -79,7 +93,7 @@ def gather(platform: Platform, run_folder: str) -> Sources:
         recovered=tuple(recoveries(reading.entries)),
         cards=read_cards(platform, {record.store for record in facts.evals}),
         recipe=str(spec.get("recipe", "unknown")), command=command_of(spec),
-        incidents=incidents.fold(reading.entries),
+        incidents=incidents.fold(reading.entries), drained=drains.fold(reading.entries),
     )
 
 
@@ -128,9 +142,10 @@ def render(sources: Sources) -> str:
     sections = [
         _outcome(sources), list(held_out(facts, sources.cards or {})), _speed(facts),
         *(profile(record) for record in facts.profiles[-1:]), _attempts(facts, command),
+        [one_line(line) for line in drains.lines(sources.drained)],
         [one_line(line) for line in incidents.lines(sources.incidents)],
         [one_line(line) for line in recovery.lines(sources.recovered)], seconds(facts),
-        _saves(facts, command), _trouble(facts, command), _journal(sources.damage, facts),
+        _saves(facts, command), list(_kept(sources.kept)), _trouble(facts, command), _journal(sources.damage, facts),
         list(samples(facts)),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
@@ -346,6 +361,21 @@ def _saves(facts: Facts, command: str) -> list[str]:
     return ["saves", *lines, *_hung(facts)]
 
 
+def _kept(kept: Sequence[Kept]) -> Iterator[str]:
+    """A line for each reason, with the last steps it keeps."""
+    steps: dict[str, list[int]] = {}
+    for one in kept:
+        steps.setdefault(one.why, []).append(one.step)
+    if steps:
+        yield "checkpoints that are kept"
+    for why, of_it in [*steps.items()][:KEPT_SHOWN]:
+        told = ", ".join(map(str, of_it[-KEPT_SHOWN:]))
+        more = f" and {len(of_it) - KEPT_SHOWN} earlier" if len(of_it) > KEPT_SHOWN else ""
+        yield f"  {one_line(why)}: {'step' if len(of_it) == 1 else 'steps'} {told}{more}"
+    if len(steps) > KEPT_SHOWN:
+        yield f"  and for {counted(len(steps) - KEPT_SHOWN, 'more reason')}: packtrain ckpt ls"
+
+
 def _hung(facts: Facts) -> Iterator[str]:
     """Carriers that were given up, and the homes of saves they hung in."""
     for one in facts.given_up[-ERRORS_SHOWN:]:
@@ -377,11 +407,24 @@ def _trouble(facts: Facts, command: str) -> list[str]:
     for verdict in facts.verdicts[-ERRORS_SHOWN:]:
         lines.append(f"  step {verdict.step}: {verdict.reason}, rerun {verdict.rerun}, {verdict.policy}")
     lines += _earlier(len(facts.verdicts))
-    errors = [error for error in facts.errors if error.name != StoppedOnRequest.name]
+    errors = _distinct([error for error in facts.errors if error.name != StoppedOnRequest.name])
     lines.append(f"errors and warnings: {len(errors) or 'none'}")
-    for error in errors[-ERRORS_SHOWN:]:
-        lines.append(f"  {error.severity} [{error.name}] {printable(error.what)}")
+    for error, times in errors[-ERRORS_SHOWN:]:
+        again = f" ({times} times)" if times > 1 else ""
+        lines.append(f"  {error.severity} [{error.name}] {printable(error.what)}{again}")
     return lines + _earlier(len(errors))
+
+
+def _distinct(errors: Sequence[ErrorSeen]) -> list[tuple[ErrorSeen, int]]:
+    """Each once, at its last place, and how often it was seen. What a worker ended with is told as a warning once more
+    by the coordinator, which starts it again: that is no second time."""
+    times = Counter(errors)
+    found: dict[tuple[str, str, str], tuple[ErrorSeen, int]] = {}
+    for error in errors:
+        key = error.name, error.what, error.where
+        last, most = found.pop(key, (error, 0))
+        found[key] = (last if last.severity == "error" else error), max(most, times[error])
+    return list(found.values())
 
 
 def _earlier(count: int) -> list[str]:

@@ -11,6 +11,7 @@ from packtrain.core.records import (
     FaultInjected,
     FaultMissed,
     GuardVerdict,
+    NodeLost,
     NodeSuspected,
     OrderGiven,
     Record,
@@ -205,3 +206,54 @@ def test_a_program_that_tells_no_steps_is_well_when_it_is_done() -> None:
     assert (one.what, one.found_s, one.healed_s) == ("exit code 1", None, 2.0)
     (two,) = fold(said(*FIRST[:3], (1.0, crash), (1.1, began(2))))
     assert two.healed_s is None
+
+
+STOP = OrderGiven(order=2, word="stop", reason="SIGINT")
+OVER = RunFinished(exit_code=75, reason="stopped", error={"name": "run.stopped_on_request"})
+LOST = NodeLost(node="n1", reason="its agent is silent for 20 s")
+
+
+def test_a_run_that_is_stopped_before_a_lost_node_is_replaced() -> None:
+    """That is what came of the loss: whether it was found before, the attempt had ended of it, or the order to stop
+    came before either; and what begins a day later has not healed it."""
+    gone = AttemptEnded(attempt=1, exit_code=-9, reason="node n1 is lost")
+    struck, later = (10.0, fault("kill-agent", "n1"), "f"), ((99.0, began(2, 40)), (99.5, trainer(2), "t2"))
+    for course in (((12.0, LOST), (12.1, gone)), ((12.0, LOST), (12.1, STOP), (12.2, gone))):
+        (one,) = fold(said(*FIRST, struck, *course, (13.0, OVER), *later, (100.0, step(41), "t2")))
+        assert one.found_s == 2.0 and one.healed is None
+        assert list(lines([one]))[-1] == "    found after 2.0s, the run was stopped before the node was replaced"
+    (one,) = fold(said(*FIRST, struck, (10.1, STOP), (10.3, gone), (11.0, OVER)))
+    assert list(lines([one]))[-1] == "    the run was stopped before the node was replaced"
+
+
+def test_a_run_that_is_stopped_after_a_lost_node_was_replaced() -> None:
+    """The next attempt is told, and that no step of it was seen: a program tells none."""
+    gone = (12.1, AttemptEnded(attempt=1, exit_code=-9, reason="node n1 is lost"))
+    next_ = ((12.2, began(2, 40)), (12.3, chosen(2, "n0", "n2")))
+    (one,) = fold(said(*FIRST, (10.0, fault("kill-agent", "n1"), "f"), (12.0, LOST), gone, *next_, (14.0, OVER)))
+    told = "attempt 2 on n0, n2, from step 40 on disk; the run was stopped before a step of it was seen"
+    assert list(lines([one]))[-1] == f"    found after 2.0s, {told}"
+
+
+def test_a_loss_that_nobody_injected_while_a_run_stops() -> None:
+    """It is told as well, by the first word of it; an agent that leaves with the run is no loss."""
+    again = AttemptEnded(attempt=1, exit_code=-9, reason="node n1 is gone")
+    (one,) = fold(said(*FIRST, (10.0, STOP), (10.2, LOST), (10.3, again), (11.0, OVER)))
+    assert (one.what, one.remedy) == ("node n1 was lost", "the run was stopped before the node was replaced")
+    spare = NodeLost(node="n9", reason="its agent is silent")
+    assert fold(said(*FIRST, (10.0, STOP), (10.2, spare), (10.3, again), (11.0, OVER))) == []
+
+
+def test_other_trouble_of_a_run_that_is_stopped() -> None:
+    """A worker is started again, not replaced; what lasted and was over came to nothing; and a run that ends otherwise
+    was not stopped."""
+    (one,) = fold(said(*FIRST, KILLED[0], KILLED[1], (11.0, OVER)))
+    assert list(lines([one]))[-1] == "    found after 0.5s, the run was stopped before it went on"
+    cut = (10.0, fault("cut", "n1", seconds=30.0), "f")
+    (one,) = fold(said(*FIRST, cut, (60.0, STOP), (61.0, OVER)))
+    assert list(lines([one]))[-1] == "    nothing came of it"
+    (one,) = fold(said(*FIRST, cut, (20.0, STOP), (21.0, OVER)))
+    assert one.stopped
+    failed = RunFinished(exit_code=70, reason="no progress", error={"name": "run.no_progress"})
+    (one,) = fold(said(*FIRST, KILLED[0], KILLED[1], (11.0, failed)))
+    assert list(lines([one]))[-1] == "    found after 0.5s, not healed"

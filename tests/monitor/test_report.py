@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -28,6 +29,7 @@ from packtrain.core.records import (
     IntervalChosen,
     MemorySaved,
     MirrorDone,
+    NodeDrained,
     OrderGiven,
     PhaseTotals,
     ProfileDone,
@@ -43,9 +45,9 @@ from packtrain.core.records import (
     TrainingDone,
 )
 from packtrain.core.units import NS
-from packtrain.monitor import incidents
+from packtrain.monitor import drains, incidents
 from packtrain.monitor.fold import Facts, failures, fold
-from packtrain.monitor.report import Sources, command_of, read_cards, render, report
+from packtrain.monitor.report import Kept, Sources, command_of, read_cards, render, report
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 STORE = "/data/stores/first-light/held_out"
@@ -227,10 +229,11 @@ def test_a_run_that_goes_back_is_not_done() -> None:
     ("asked", "exit_code", "count"),
     [(False, None, 1), (False, 1, 1), (False, 75, 1), (True, 75, 0), (True, -9, 0), (False, 0, 0), (False, 78, 0)],
 )
-def test_what_counts_as_a_failure(asked: bool, exit_code: int | None, count: int) -> None:
-    """An attempt that ended unasked, or has no end, is a failure; one that is done, stopped or refused is none. The
-    time of all of them counts."""
-    order = [(15.0, OrderGiven(order=1, word="stop", reason="SIGINT"))] if asked else []
+@pytest.mark.parametrize("word", ["stop", "drain"])
+def test_what_counts_as_a_failure(word: str, asked: bool, exit_code: int | None, count: int) -> None:
+    """An attempt that ended unasked, or has no end, is a failure; one that is done, stopped, drained or refused is
+    none. The time of all of them counts."""
+    order = [(15.0, OrderGiven(order=1, word=word, reason="SIGINT"))] if asked else []
     end = [] if exit_code is None else [(20.0, AttemptEnded(attempt=1, exit_code=exit_code, reason="over"))]
     began = (10.0, AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1))
     alive = (20.0, PhaseTotals(attempt=1, rank=0, ns={}))
@@ -312,10 +315,43 @@ def test_a_result_that_is_no_number(value: float) -> None:
 
 def test_lists_say_what_they_leave_out() -> None:
     """Of more than eight bad steps, or errors, the last eight are listed and the others are counted."""
-    verdict = GuardVerdict(step=1, reason="nan", rerun="same", policy="skip", digest=1, rerun_digest=1)
-    for record in (verdict, ErrorSeen(severity="warning", name="x", what="y")):
-        assert "  and 12 earlier\n" in render(sources(*((float(n), record) for n in range(20))))
-        assert "earlier" not in render(sources(*((float(n), record) for n in range(8))))
+    verdicts = [
+        GuardVerdict(step=n, reason="nan", rerun="same", policy="skip", digest=1, rerun_digest=1) for n in range(20)
+    ]
+    for records in (verdicts, [ErrorSeen(severity="warning", name="x", what=f"y{n}") for n in range(20)]):
+        assert "  and 12 earlier\n" in render(sources(*((float(n), record) for n, record in enumerate(records))))
+        assert "earlier" not in render(sources(*((float(n), record) for n, record in enumerate(records[:8]))))
+
+
+def test_an_error_is_told_once() -> None:
+    """A worker's, and the word of the coordinator that starts it again, are one; how often it came is told with it."""
+    first, again, other = (
+        ErrorSeen(severity=severity, name="data.damaged", what=what, where="/s")
+        for severity, what in (("error", "block 7"), ("warning", "block 7"), ("warning", "block 8"))
+    )
+    for times, told in ((1, ""), (2, " (2 times)")):
+        text = render(sources(*((float(n), record) for n, record in enumerate([*[first, again] * times, other]))))
+        told = f"  error [data.damaged] block 7{told}\n  warning [data.damaged] block 8\n"
+        assert f"errors and warnings: 2\n{told}" in text
+
+
+def test_what_is_kept_is_told_by_reason() -> None:
+    """A line each, the last twelve steps, the first twelve reasons; nothing where nobody said what is kept."""
+    kept = [Kept(90, "one of the\nlast 1"), *(Kept(n, "every step") for n in range(15))]
+    text = render(dataclasses.replace(sources(*FIRST), kept=kept))
+    assert "checkpoints that are kept\n  one of the last 1: step 90\n"\
+        "  every step: steps 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14 and 3 earlier\n\n" in text
+    best = [Kept(n, f"number {n} of the 14 best") for n in range(1, 15)]
+    text = render(dataclasses.replace(sources(*FIRST), kept=best))
+    assert "  number 12 of the 14 best: step 12\n  and for 2 more reasons: packtrain ckpt ls\n\n" in text
+    assert "kept" not in render(sources(*FIRST))
+
+
+def test_a_drained_node_is_told() -> None:
+    """Between the attempts and what broke, on one line whatever its name is."""
+    records = (*FIRST[:3], (24.0, NodeDrained(node="n\x1b1", by="me\nhere", in_world=True)))
+    text = render(dataclasses.replace(sources(*records), drained=drains.fold(told(*records))))
+    assert "\n\nnodes that were drained\n  n1 (me here), 14s into attempt 1: nothing followed yet\n\n" in text
 
 
 def test_memory_is_told() -> None:
