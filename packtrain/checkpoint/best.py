@@ -57,7 +57,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """`place` 1 is the best of `of`."""
+    """`place` 1 is the best; `of` such saves are kept, fewer than may be where fewer were judged."""
 
     place: int
     of: int
@@ -65,10 +65,8 @@ class Rank(msgspec.Struct, frozen=True):
     by: str
 
     def words(self) -> str:
-        return (
-            f"best {self.place} of {self.of} by held-out {NAMES[self.by]} {self.figure.value:.4f} "
-            f"({self.figure.tokens:,} tokens)"
-        )
+        which = "the best" if self.of == 1 else f"number {self.place} of the {self.of} best"
+        return f"{which} by held-out {NAMES[self.by]} {self.figure.value:.4f} ({self.figure.tokens:,} tokens)"
 
 
 def best(
@@ -84,8 +82,9 @@ def best(
                 lists[figure.kind].append((figure.value, number, figure))
     ranks: defaultdict[int, list[Rank]] = defaultdict(list)
     for kind in sorted(lists):
-        for place, (_, number, figure) in enumerate(sorted(lists[kind], key=_order)[: config.keep_best], 1):
-            ranks[number].append(Rank(place, config.keep_best, figure, config.keep_best_by))
+        kept = sorted(lists[kind], key=_order)[: config.keep_best]
+        for place, (_, number, figure) in enumerate(kept, 1):
+            ranks[number].append(Rank(place, len(kept), figure, config.keep_best_by))
     return dict(ranks)
 
 

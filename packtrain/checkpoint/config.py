@@ -150,13 +150,14 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 f"of copies every {self.memory_every_steps} steps none is sent every {self.peer_memory}",
                 where="checkpoint.peer_memory", fix="make it a multiple of checkpoint.memory_every_steps, or 0",
             )
-        if self.keep_best_on and not self.keep_best:
-            raise Contradiction(
-                "a store is named by which the best saves are told, and none is kept for that",
-                where="checkpoint.keep_best_on", fix="say how many: checkpoint.keep_best=3; or leave it out",
-            )
+        self._check_best()
         self._check_fallback()
         self._check_mirrors()
+
+    def _check_best(self) -> None:
+        for name, usual in (("keep_best_by", "loss"), ("keep_best_on", "")):
+            if getattr(self, name) != usual and not self.keep_best:
+                raise best_of_none(f"checkpoint.{name}")
 
     def _check_fallback(self) -> None:
         roots = [root.rstrip("/") or "/" for root in self.fallback]
@@ -178,6 +179,14 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise Contradiction(
                 f"a run has {MIRRORS_MAX} mirrors at most", where="checkpoint.mirrors", fix="leave some out"
             )
+
+
+def best_of_none(where: str) -> Contradiction:
+    """What the best saves are told by was given, and not how many of them stay."""
+    return Contradiction(
+        "it says by what the best saves are told, and none is kept for being good (checkpoint.keep_best is 0)",
+        where=where, fix="say how many: checkpoint.keep_best=3; or leave it out",
+    )
 
 
 def _bare(place: str) -> str:

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
+from packtrain.checkpoint.config import best_of_none
 from packtrain.core import config
 from packtrain.core.errors import (
     CommitsUnfit,
@@ -23,6 +24,8 @@ from packtrain.core.errors import (
 )
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.data.config import DataConfig, StoreUse
+from packtrain.monitor.fold import fold
+from packtrain.monitor.report import read_journal
 from packtrain.recipes import catalog
 from packtrain.recipes.spec import RunSpec
 from packtrain.train.config import ModelConfig
@@ -45,6 +48,9 @@ def resolve(recipe: str, overrides: Sequence[str], data: str | None) -> RunSpec:
     if folder:
         spec = with_data(spec, folder)
     spec = with_weights(overridden(spec, overrides), overrides)
+    for key in (_pair(override)[0] for override in overrides):
+        if key in ("checkpoint.keep_best_by", "checkpoint.keep_best_on") and not spec.checkpoint.keep_best:
+            raise best_of_none(key)  # as it is usual, too: then the section cannot tell that it was given
     return msgspec.structs.replace(spec, overrides=(*([DATA + folder] if folder else []), *overrides))
 
 
@@ -178,7 +184,7 @@ def read(path: str) -> RunSpec:
     data = LocalPlatform().read(path)
     if data.startswith(OF_A_PROGRAM):
         raise UsageError(
-            "this run keeps a program alive, and has no recipe", where=path,
+            "this run keeps a program alive: it has no recipe, and its checkpoints are its own", where=path,
             fix="`packtrain report`, `logs`, `attach` and `stop` are for any run; --run or --new names another one",
         )
     return config.decode(whole(data, path), RunSpec, path)
@@ -217,8 +223,19 @@ def compare(recorded: RunSpec, wanted: RunSpec, name: str, path: str) -> None:
     ]
     raise SpecDiffers(
         f"run {name!r} was made by another command (recorded -> asked for now):{''.join(lines)}", where=path,
-        fix=f"add --new to start another run, or resume this one: {command(recorded, name)}",
+        fix=f"add --new to start another run, or resume this one: {command(recorded, name, world_options(path))}",
     )
+
+
+def world_options(path: str) -> list[str]:
+    """`--nodes` and what goes with it, as the run whose first spec is at `path` was launched the last time; none where
+    that was one process, or where its journal does not tell."""
+    journal = f"{os.path.dirname(os.path.dirname(path))}/journal"
+    last = fold(read_journal(LocalPlatform(), journal).entries).launched
+    if last is None or (last.nodes, last.spares, last.procs) == (1, 0, 1):
+        return []
+    counts = ("--nodes", last.nodes, 0), ("--spares", last.spares, 0), ("--procs-per-node", last.procs, 1)
+    return [part for key, value, usual in counts if value != usual for part in (key, str(value))]
 
 
 def _asked(spec: RunSpec) -> dict[str, str]:
@@ -231,10 +248,10 @@ def _pair(override: str) -> tuple[str, str]:
     return key, value
 
 
-def command(spec: RunSpec, name: str) -> str:
-    """The command that made a run, as a person would type it again."""
+def command(spec: RunSpec, name: str, world: Sequence[str] = ()) -> str:
+    """The command that made a run, as a person would type it again. `world`: its options about nodes."""
     options = [part for override in spec.overrides for part in _option(override)]
-    return shlex.join(["packtrain", "train", spec.recipe, "--run", name, *options])
+    return shlex.join(["packtrain", "train", spec.recipe, "--run", name, *options, *world])
 
 
 def _option(override: str) -> tuple[str, str]:

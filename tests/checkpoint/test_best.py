@@ -144,10 +144,22 @@ def test_a_save_is_judged_by_an_evaluation_of_its_very_step():
     state = of(saves, said(10, 2.0), said(20, 1.0), said(21, 0.1), said(30, 1.5), said(40, 3.0))
     assert kept_steps(state, TWO) == [20, 30]
     (reason,) = reasons(state, TWO)[saves[2].folder]
-    assert reason.words == "best 1 of 2 by held-out loss 1.0000 (100 tokens)"
+    assert reason.words == "number 1 of the 2 best by held-out loss 1.0000 (100 tokens)"
     bits = msgspec.structs.replace(TWO, keep_best_by="bits_per_byte")
-    assert reasons(state, bits)[saves[2].folder][0].words == "best 1 of 2 by held-out bits/byte 0.5000 (100 tokens)"
+    words = reasons(state, bits)[saves[2].folder][0].words
+    assert words == "number 1 of the 2 best by held-out bits/byte 0.5000 (100 tokens)"
     assert [action.folder for action in plan(state, TWO)] == [saves[0].folder, saves[1].folder]
+
+
+@pytest.mark.parametrize(
+    ("keep", "judged", "words"), [(1, 3, "the best"), (3, 1, "the best"), (3, 2, "number 1 of the 2 best")]
+)
+def test_as_many_are_told_as_are_kept(keep, judged, words):
+    """Not how many may be: of three that are to be kept the two that were judged are two."""
+    saves = [saved(number, 1, 10 * number) for number in range(2, 6)]
+    state = of(saves, *(said(save.step, 1.0 + n) for n, save in enumerate(saves[:judged])))
+    (reason,) = reasons(state, CheckpointConfig(keep_last=1, keep_best=keep))[saves[0].folder]
+    assert reason.words == f"{words} by held-out loss 1.0000 (100 tokens)"
 
 
 def test_a_step_trained_again_is_judged_anew():
@@ -300,9 +312,9 @@ def test_thousands_of_evaluations_are_one_sort():
     assert reads[0] < 40 * len(saves)
 
 
-@pytest.mark.parametrize("bad", [{"keep_best": -1}, {"keep_best_on": "a"}])
+@pytest.mark.parametrize("bad", [{"keep_best": -1}, {"keep_best_on": "a"}, {"keep_best_by": "bits_per_byte"}])
 def test_a_configuration_that_keeps_nothing_is_refused(bad):
-    """A negative number of them, and a store that nothing is told by."""
+    """A negative number of them, and a store or a figure that nothing is told by."""
     with pytest.raises(Contradiction, match="checkpoint"):
         CheckpointConfig(**bad)
 

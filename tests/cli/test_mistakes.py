@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import typer
@@ -12,7 +13,9 @@ import typer
 from packtrain.cli import first, folders, launch, spec
 from packtrain.cli.ending import end
 from packtrain.core.errors import INTERRUPTED, RunUnusable
+from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
+from packtrain.core.records import CoordinatorBegan
 from packtrain.data.tokenizer import train_bpe
 from tests.cli.home import call, environment, packtrain, said, script, sets
 from tests.data.makers import write_store
@@ -29,6 +32,9 @@ MISTAKES = {
     "no value": (["train", "first-light", "--set", "model.layers"], 2, "--set model.layers=12"),
     "contradiction": (["train", "first-light", "--set", "model.kv_heads=3"], 78, "model.kv_heads"),
     "metric": (["train", "first-light", "--set", "checkpoint.keep_best_by=accuracy"], 78, "bits_per_byte"),
+    "metric of none": (["train", "first-light", "--set", "checkpoint.keep_best_by=bits_per_byte"], 78, "keep_best=3"),
+    "the usual metric of none": (["train", "first-light", "--set", "checkpoint.keep_best_by=loss"], 78, "keep_best=3"),
+    "store of none": (["train", "first-light", "--set", "checkpoint.keep_best_on=x"], 78, "keep_best=3"),
     "fewer than none": (["train", "first-light", "--set", "checkpoint.keep_best=-1"], 78, "checkpoint.keep_best"),
     "recipe by --set": (["train", "first-light", "--set", "recipe=x"], 2, "recipe"),
     "mesh axis": (["train", "first-light", "--set", "train.mesh.expret=2"], 78, "expert"),
@@ -216,6 +222,27 @@ def test_a_spec_that_differs_is_refused(home: pathlib.Path, store: str, capsys: 
     assert "model.layers: 2 -> 4" in errors and "seed: 3 -> not given" in errors and "--new" in errors
     assert f"packtrain train first-light --run mine --data {store} --set model.layers=2 --set seed=3" in errors
     assert launch.find("mine", False, wanted) is not None
+
+
+@pytest.mark.parametrize(
+    ("launched", "options"),
+    [
+        ({"nodes": 3, "spares": 1, "procs": 2}, " --nodes 3 --spares 1 --procs-per-node 2"),
+        ({"nodes": 2}, " --nodes 2"), ({"nodes": 1, "procs": 2}, " --nodes 1 --procs-per-node 2"), ({"nodes": 1}, ""),
+    ],
+)
+def test_the_old_command_is_whole(
+    home: pathlib.Path, store: str, capsys: pytest.CaptureFixture[str], launched: dict[str, int], options: str
+) -> None:
+    """With the nodes that the run was launched with the last time: pasted it resumes the run on as many."""
+    launch.create(LocalPlatform(), "mine", spec.resolve("first-light", ["seed=3"], store))
+    with closing(Journal(LocalPlatform(), f"{home}/runs/mine/journal", "coordinator")) as journal:
+        journal.write(CoordinatorBegan(term=1, log="", nodes=9, spares=9, procs=9))
+        journal.write(CoordinatorBegan(term=2, log="", **launched))
+    code, _, errors = said(capsys, "train", "first-light", "--run", "mine", "--data", store, "--set", "seed=4")
+    assert code == 78 and errors.endswith(
+        f"resume this one: packtrain train first-light --run mine --data {store} --set seed=3{options}\n"
+    )
 
 
 def test_saves_cannot_fall_back_into_the_run_folder(
