@@ -23,7 +23,7 @@ from packtrain.cli.world import stay as stay_in_world
 from packtrain.core.errors import EXIT_DONE, CommitUnknown, RunUnusable
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.monitor.fold import Facts
-from packtrain.monitor.report import bits_text, gather, store_name
+from packtrain.monitor.report import bits_text, counted, gather, store_name
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise.job import Job
 from packtrain.supervise.mirrors import check_places, shortfall
@@ -192,7 +192,7 @@ def stay(platform: Platform, run: Run, profile_steps: int = 0, world: World | No
         nodes=nodes, spares=spares, procs=procs, worlds=current.train.worlds if world else {}, preload=PRELOAD,
     )
     opening = f"{'resuming' if run.resumed else 'new run'} {run.name} in {run.folder}"
-    opening += f": {nodes} nodes, {spares} spares" if world else ""
+    opening += f": {counted(nodes, 'node')}, {counted(spares, 'spare')}" if world else ""
     return stay_in_world(
         platform, job, current.train.steps, current.train.minutes_max, opening, asks=world is not None
     )

@@ -58,7 +58,7 @@ def _world(nodes: int, spares: int, procs: int) -> Any:
         return None
     if nodes < 1 or spares < 0 or procs < 1:
         raise UsageError(
-            f"{nodes} nodes, {spares} spares, {procs} processes a node cannot be", where="--nodes, --spares",
+            f"--nodes {nodes} --spares {spares} --procs-per-node {procs} cannot be", where="--nodes, --spares",
             fix="give --nodes 1 or more; spares and processes go with it",
         )
     return World(nodes, spares, procs)

@@ -18,6 +18,7 @@ from packtrain.cli.watch import DETACHED, View, Watch, told_end
 from packtrain.core.errors import CoordinatorGone, PacktrainError, RunHeld, error_named
 from packtrain.core.holder import WAIT, hold, holder_text, seems_held
 from packtrain.core.platform import Platform
+from packtrain.monitor.report import counted
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import local
 from packtrain.supervise.console import ask
@@ -54,7 +55,7 @@ def table(platform: Platform, wanted: RunSpec, folder: str, world: World, env: d
     platform.spawn(command, env, log_path=log).wait()
     worlds, left_out = _told(platform, log)
     for nodes, why in left_out.items():
-        print(f"with {nodes} nodes this run could not go on: {why}")
+        print(f"with {counted(int(nodes), 'node')} this run could not go on: {why}")
     return msgspec.structs.replace(wanted, train=msgspec.structs.replace(wanted.train, worlds=worlds))
 
 
@@ -116,7 +117,7 @@ def stay(platform: Platform, job: Job, steps: int, minutes_max: float, opening: 
 
 def stay_with(platform: Platform, job: Job, view: View, env: Mapping[str, str]) -> int:
     """The same for a program of anybody, whose environment (`job.env`) is not that of what keeps it alive (`env`)."""
-    opening = f"{job.name}: {job.nodes} nodes, {job.spares} spares, in {job.run_folder}"
+    opening = f"{job.name}: {counted(job.nodes, 'node')}, {counted(job.spares, 'spare')}, in {job.run_folder}"
     with listening() as requests:
         keeper = _keeper(platform, job, view, env, opening)
         finish = Watch(platform, keeper, view).run(requests, terminal())
@@ -179,7 +180,7 @@ def ended(platform: Platform, live: local.Live, finish: local.Finish, name: str)
 
 def _put_away(platform: Platform, live: local.Live) -> None:
     """What the run leaves on this machine outside its folder; unless somebody starts it again just now."""
-    local.wait_until_free(platform, live)
+    local.wait_until_free(platform, live, print)
     with suppress(RunHeld):
         try:
             with _launching(platform, live.run_folder):

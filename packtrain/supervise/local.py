@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -32,6 +32,8 @@ LEAVE_S = 10.0
 FREE_S = 60.0
 """How long the process of a coordinator may take to end after its last word: on a busy machine, with a disk that hangs.
 """
+TELL_NS = 2 * NS
+"""Longer than this nobody waits for it without a word."""
 COORDINATOR = ("-P", "-m", "packtrain.supervise.coordinator")
 AGENT = ("-P", "-m", "packtrain.supervise.agent")
 
@@ -205,11 +207,19 @@ def _write(platform: Platform, live: Live) -> None:
         raise unusable(error, live.run_folder) from error
 
 
-def wait_until_free(platform: Platform, live: Live) -> None:
+def wait_until_free(platform: Platform, live: Live, say: Callable[[str], None]) -> None:
     """Until the process of the coordinator is over. One that said how the run ended, or cleared its home away, holds
-    the run a little longer, and refuses it to the next command."""
-    give_up_ns = platform.boot_ns() + round(FREE_S * NS)
-    while coordinator_alive(platform, live) and platform.boot_ns() < give_up_ns:
+    the run a little longer, and refuses it to the next command. Where that is long, `say` is told."""
+    begun_ns, told = platform.boot_ns(), False
+    while coordinator_alive(platform, live):
+        waited_ns = platform.boot_ns() - begun_ns
+        if waited_ns >= round(FREE_S * NS):
+            say("its coordinator has not ended: the run cannot be started again before it has")
+            return
+        if waited_ns >= TELL_NS and not told:
+            say(f"the run is over; waiting for its coordinator to end, process {holder_pid(platform, live.run_folder)}"
+                f" (a busy machine, or a disk that hangs): {FREE_S:g} s at most")
+            told = True
         platform.sleep(0.02)
 
 

@@ -23,6 +23,7 @@ from packtrain.core.fake import FakeDisk, FakePlatform, fail
 from packtrain.core.holder import hold
 from packtrain.core.pinned import KEY_FILE
 from packtrain.core.platform import LocalPlatform
+from packtrain.core.units import NS
 from packtrain.recipes.spec import RunSpec
 from packtrain.supervise import local
 from packtrain.supervise.job import Job
@@ -51,7 +52,7 @@ def test_worlds_are_made_by_a_process_that_knows(
     wanted = RunSpec(recipe="first-light", train=TrainConfig(mesh={"tensor": 2}))
     made = table(platform, wanted, str(tmp_path), World(nodes=2, spares=1, procs=1), env)
     assert made.train.worlds == {"2": {"tensor": 2}}
-    assert "with 1 nodes this run could not go on" in capsys.readouterr().out
+    assert "with 1 node this run could not go on" in capsys.readouterr().out
     own = msgspec.structs.replace(wanted, overrides=("train.worlds={}",))
     assert table(platform, own, str(tmp_path), NODES, {}) is own
 
@@ -180,6 +181,36 @@ def test_a_command_ends_when_the_coordinator_has(tmp_path: pathlib.Path, base: p
         assert ended(platform, live, local.Finish(75, "stopped"), "run") == 75
         assert platform.looks <= 0 and coordinator.poll() is not None
     assert not base.exists() and local.find(platform, run) is None
+
+
+class Held(LocalPlatform):
+    """On which a process seems to live for so long, in seconds of a clock that sleeps set."""
+
+    def __init__(self, home: str, lasts_s: float) -> None:
+        super().__init__()
+        self.now_s, self._home, self._lasts_s = 0.0, home, lasts_s
+
+    def boot_ns(self) -> int:
+        return round(self.now_s * NS)
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
+        if path.startswith("/proc/"):
+            return self._home.encode() if self.now_s < self._lasts_s else b""
+        return super().read(path, offset, size)
+
+
+@pytest.mark.parametrize(("lasts_s", "said"), [(1.5, []), (5.0, ["process 7"]), (99.0, ["process 7", "has not ended"])])
+def test_a_coordinator_that_takes_long_to_end_is_told(tmp_path: pathlib.Path, lasts_s: float, said: list[str]) -> None:
+    """After two seconds nobody waits without a word; after sixty nobody waits, and what that means is said."""
+    live = local.Live(str(tmp_path), str(tmp_path / "base"), "here", {})
+    platform, told = Held(live.coordinator, lasts_s), list[str]()
+    (tmp_path / "holder").write_text(json.dumps({"job": "it", "pid": 7, "node": platform.node(), "since": "now"}))
+    local.wait_until_free(platform, live, told.append)
+    assert len(told) == len(said) and all(word in line for word, line in zip(said, told))
+    assert platform.now_s < min(lasts_s, local.FREE_S) + 0.1
 
 
 def test_a_run_that_somebody_starts_again_is_left_alone(tmp_path: pathlib.Path, base: pathlib.Path) -> None:
