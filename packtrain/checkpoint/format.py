@@ -166,6 +166,11 @@ def image_name(writer: str) -> str:
     return f"part-{writer}.safetensors"
 
 
+def is_image(name: str) -> bool:
+    """Whether a file of a checkpoint folder holds tensors: their bytes are what its size is told as."""
+    return name.endswith(".safetensors")
+
+
 def table_name(writer: str) -> str:
     return f"part-{writer}.json"
 

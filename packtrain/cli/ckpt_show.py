@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from packtrain.checkpoint.commits import Commit
     from packtrain.checkpoint.listing import Listed
     from packtrain.checkpoint.reader import Checkpoint
-    from packtrain.checkpoint.retention import Reason
     from packtrain.core.platform import Platform
 
 COLUMNS = ("step", "attempt", "commit", "size", "age", "state")
@@ -46,7 +45,9 @@ def ls(
     if json:
         print_json([_plain(row, sizes.get(row.folder, 0)) for row in shown])
         return
-    for line in _lines(shown, sizes, len(rows) - len(shown)):
+    nothing = None if rows else published.nothing_yet(platform, folder)
+    told = [nothing.what, f"  next:  {nothing.fix}"] if nothing else _lines(shown, sizes, len(rows) - len(shown))
+    for line in told:
         typer.echo(line)
     last = log.last()
     if last is not None and last.kind == "moved" and last.place:
@@ -67,17 +68,17 @@ def show(
     commit = published.named(platform, folder, step)
     checkpoint = open_checkpoint(platform, folder, commit)
     mirrors = holders(noted_states(platform, folder)).get(commit.number, ())
-    kept = _kept(platform, folder, commit)
+    row, stone = _standing(platform, folder, commit)
     if json:
         print_json({
             "commit": commit, "folder": checkpoint.folder, "manifest": checkpoint.manifest, "mirrors": mirrors,
-            "kept": kept,
+            "kept": None if row is None else row.kept, "purge_in_s": None if row is None else row.purge_in_s,
         })
         return
     where = f"; on mirrors {', '.join(mirrors)}" if mirrors else ""
     typer.echo(f"step {commit.step}, attempt {commit.attempt}, commit {commit.number}{where}")
-    if kept is not None:
-        typer.echo(f"  kept: {', '.join(reason.words for reason in kept) or 'no, retention lets it go'}")
+    if row is not None:
+        typer.echo(f"  kept: {_why(row, stone)}")
     for line in (*_about(checkpoint), *(_tensors(checkpoint) if tensors else ())):
         typer.echo(line)
 
@@ -98,10 +99,12 @@ def _plain(row: Listed, size: int) -> dict[str, Any]:
 
 
 def bytes_in(platform: Any, folder: str) -> int:
-    """Of all files in a checkpoint folder; one that is being purged has ever fewer."""
+    """Of all images in a checkpoint folder, as everybody counts its size; one that is being purged has ever fewer."""
+    from packtrain.checkpoint.format import is_image
+
     total = 0
     try:
-        for name in platform.listdir(folder):
+        for name in filter(is_image, platform.listdir(folder)):
             total += platform.size(f"{folder}/{name}")
     except FileNotFoundError:
         return total
@@ -111,9 +114,7 @@ def bytes_in(platform: Any, folder: str) -> int:
 def _lines(rows: list[Listed], sizes: dict[str, int], left_out: int) -> list[str]:
     from packtrain.cli.runs import table
 
-    if not rows:
-        return ["no checkpoint yet"]
-    lines = [table([COLUMNS, *(_row(row, sizes) for row in rows)])]
+    lines = [table([COLUMNS, *(_row(row, sizes) for row in rows)])] if rows else ["no checkpoint is here"]
     if left_out:
         was = "was" if left_out == 1 else "were"
         lines.append(f"{left_out} more {was} purged by retention, or not copied (--all lists them)")
@@ -142,16 +143,32 @@ def _row(row: Listed, sizes: dict[str, int]) -> tuple[str, ...]:
 # --- show --------------------------------------------------------------------------------------------
 
 
-def _kept(platform: Platform, folder: str, commit: Commit) -> list[Reason] | None:
-    """Why it stays; None: no spec that can be read here says what is kept."""
-    from packtrain.checkpoint.retention import reasons
+def _standing(platform: Platform, folder: str, commit: Commit) -> tuple[Listed | None, str]:
+    """How retention sees it, and why it has its tombstone; None: no spec that can be read here says what is kept."""
+    from packtrain.checkpoint.listing import listing
     from packtrain.cli.retained import surveyed
     from packtrain.core.errors import PacktrainError
 
     try:
-        return reasons(*surveyed(platform, folder)).get(commit.folder, [])
+        seen, config = surveyed(platform, folder)
     except (PacktrainError, OSError):
-        return None
+        return None, ""
+    stone = seen.tombstones.get(commit.folder)
+    rows = [row for row in listing(seen, config, None) if row.folder == commit.folder]
+    return (rows[0] if rows else None), "" if stone is None else stone.reason
+
+
+def _why(row: Listed, stone: str) -> str:
+    """As in `one of the last 3`, or when it goes and why."""
+    from packtrain.cli.retained import purge_words
+    from packtrain.monitor.report import one_line
+
+    kept = ", ".join(reason.words for reason in row.kept)
+    if row.purge_in_s is None:
+        return kept or "no, retention lets it go"
+    if kept:
+        return f"{kept}; the next carrier takes its tombstone away"
+    return f"no, tombstoned ({one_line(stone)}), purged {purge_words(row.purge_in_s)}"
 
 
 def _about(checkpoint: Checkpoint) -> list[str]:
@@ -173,6 +190,7 @@ def _about(checkpoint: Checkpoint) -> list[str]:
 
 def _total(checkpoint: Checkpoint) -> str:
     from packtrain.core.units import bytes_text, count_text
+    from packtrain.monitor.report import counted
 
     specs = checkpoint.manifest.tensors
     elements: dict[str, int] = {}
@@ -180,7 +198,7 @@ def _total(checkpoint: Checkpoint) -> str:
         elements[spec.dtype] = elements.get(spec.dtype, 0) + math.prod(spec.shape)
     of = ", ".join(f"{count_text(n)} {dtype}" for dtype, n in elements.items())
     size = bytes_text(sum(part.bytes for part in checkpoint.manifest.parts))
-    return f"{len(specs)} tensors ({of or 'none'}), {size} in {len(checkpoint.manifest.parts)} part(s)"
+    return f"{len(specs)} tensors ({of or 'none'}), {size} in {counted(len(checkpoint.manifest.parts), 'part')}"
 
 
 def _tensors(checkpoint: Checkpoint) -> list[str]:

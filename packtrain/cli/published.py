@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from packtrain.checkpoint.asked import next_restored
@@ -10,8 +11,11 @@ from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.listing import listing
 from packtrain.checkpoint.reader import survey
 from packtrain.checkpoint.where import reachable_folder
+from packtrain.cli.runs import state
 from packtrain.core.errors import RunMissing, UsageError
 from packtrain.core.platform import Platform
+from packtrain.monitor.fold import Facts
+from packtrain.monitor.report import counted, gather, one_line
 
 NAMED_MAX = 8
 
@@ -19,7 +23,7 @@ NAMED_MAX = 8
 def log_of(platform: Platform, folder: str) -> CommitLog:
     """Raises RunMissing where no attempt ever began: there is no log, which is no damage."""
     if not platform.is_dir(f"{folder}/commits"):
-        raise _none(folder)
+        raise nothing_yet(platform, folder)
     return CommitLog(platform, f"{folder}/commits")
 
 
@@ -38,7 +42,7 @@ def to_mend(platform: Platform, folder: str, word: str | None) -> list[Commit]:
     here = {one.commit for one in listing(seen, CheckpointConfig(), None) if not (one.purged or one.left)}
     saves = [commit for commit in seen.commits if commit.kind == "save" and commit.number in here]
     if not saves:
-        raise _none(folder)
+        raise nothing_yet(platform, folder)
     return saves if word == "all" else [_chosen(platform, folder, None if word == "latest" else word, saves)]
 
 
@@ -60,7 +64,7 @@ def present(platform: Platform, folder: str) -> list[Commit]:
     """Every published save whose folder is there, oldest first. Raises RunMissing where there is none."""
     saves = [commit for commit in log_of(platform, folder).all() if _is_there(platform, folder, commit)]
     if not saves:
-        raise _none(folder)
+        raise nothing_yet(platform, folder)
     return saves
 
 
@@ -83,8 +87,31 @@ def _is_there(platform: Platform, folder: str, commit: Commit) -> bool:
     return commit.kind == "save" and platform.is_dir(reachable_folder(platform, folder, commit))
 
 
-def _none(folder: str) -> RunMissing:
-    return RunMissing("this run has published no checkpoint yet", where=folder, fix="let it train until a save")
+def nothing_yet(platform: Platform, folder: str) -> RunMissing:
+    """There is no checkpoint: what the run did so far, and what to do for one."""
+    facts, name = gather(platform, folder).facts, os.path.basename(folder)
+    if facts.published():
+        what = f"of {counted(len(facts.published()), 'checkpoint')} that this run has published none is here"
+        return RunMissing(what, where=folder, fix=f"`packtrain ckpt ls {name} --all` tells what became of them")
+    runs = state(platform, folder, facts.state) == "running"
+    fix = f"`packtrain report {name}` tells more; the command that made the run goes on with it"
+    if runs:
+        fix = f"let it train until a save (checkpoint.every_s, every_steps), or `packtrain stop {name}`: it saves then"
+    what = f"this run has published no checkpoint yet: {one_line(_so_far(facts, runs))}"
+    return RunMissing(what, where=folder, fix=fix)
+
+
+def _so_far(facts: Facts, runs: bool) -> str:
+    failed = [save.error for save in facts.saves if save.error]
+    if failed:
+        return f"{counted(len(failed), 'save')} failed, the last with {failed[-1]}"
+    if not facts.attempts:
+        return "no attempt has begun"
+    last = facts.attempts[-1]
+    step = max(last.step, 0)
+    if runs or not last.ended:
+        return f"attempt {last.attempt} {'runs' if runs else 'was cut off'}, at step {step}"
+    return f"attempt {last.attempt} ended after step {step}: {last.reason} ({last.exit_code})"
 
 
 def _missing(what: str, folder: str, saves: list[Commit]) -> RunMissing:

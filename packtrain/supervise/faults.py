@@ -6,6 +6,7 @@ Each is written into the journal before it is done, so a report shows what was b
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
@@ -83,7 +84,9 @@ def refusal(known: Known, asked: BreakAsked) -> PacktrainError | None:
 def _senseless(asked: BreakAsked) -> str:
     kind = KINDS.get(asked.fault)
     if kind is None:
-        return f"no such fault: {asked.fault}; there are {', '.join(KINDS)}"
+        near = difflib.get_close_matches(asked.fault, KINDS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return f"no such fault: {asked.fault}; {hint}there are {', '.join(KINDS)}"
     if asked.seconds and not (kind.seconds and 0 < asked.seconds <= SECONDS_MAX):
         return f"{asked.fault} lasts no time" if not kind.seconds else f"--for takes up to {SECONDS_MAX:g} s"
     if asked.factor and not (kind.factor and 1 < asked.factor <= FACTOR_MAX):

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
+from contextlib import closing
 
 import pytest
 
 from packtrain.checkpoint.commits import CommitLog
 from packtrain.checkpoint.config import CheckpointConfig, Mirror
+from packtrain.checkpoint.reader import checkpoint_bytes
 from packtrain.checkpoint.retention import plan
 from packtrain.cli import ckpt_verify, launch, spec
-from packtrain.cli.published import present, run_and_word
+from packtrain.cli.published import named, present, run_and_word
 from packtrain.cli.retained import surveyed
 from packtrain.core.errors import UsageError
 from packtrain.core.fake import FakeDisk, FakePlatform
+from packtrain.core.holder import hold
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform
-from packtrain.core.records import EvalDone, TrainingDone
+from packtrain.core.records import AttemptBegan, AttemptEnded, EvalDone, Record, SaveDone, TrainingDone
+from packtrain.core.units import bytes_text
 from packtrain.recipes.spec import RunSpec
 from packtrain.train.sections import newest_spec
 from tests.checkpoint import foreign
@@ -68,8 +73,77 @@ def test_ls_tells_how_each_save_stands(run: pathlib.Path, capsys: pytest.Capture
     ]
     told = json.loads(said(capsys, "ckpt", "ls", "mine", "--json")[1])
     assert [one["step"] for one in told if one["next"]] == [40]
-    size = sum(path.stat().st_size for path in (run / "checkpoints" / told[0]["folder"]).iterdir())
+    size = (run / "checkpoints" / told[0]["folder"] / IMAGE).stat().st_size
     assert told[0]["bytes"] == size and told[0]["lineage"] and not told[2]["lineage"]
+
+
+def test_a_size_is_the_same_everywhere(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`ls` and `show` tell the bytes of the images, as a report does of a save."""
+    platform = LocalPlatform()
+    size = bytes_text(checkpoint_bytes(platform, str(run), named(platform, str(run), "10")))
+    assert size in said(capsys, "ckpt", "ls", "mine")[1].splitlines()[1]
+    assert f", {size} in 1 part\n" in said(capsys, "ckpt", "show", "mine", "10")[1]
+
+
+def test_show_tells_when_a_save_goes(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One with a tombstone: why it has that and when it is purged; of one that is kept again it is taken away."""
+    assert said(capsys, "ckpt", "tombstone", "mine", "10", "--yes")[0] == 0
+    told = said(capsys, "ckpt", "show", "mine", "10")[1]
+    assert "  kept: no, tombstoned (a person asked for it), purged in 1h00m\n" in told
+    assert 3590 < json.loads(said(capsys, "ckpt", "show", "mine", "10", "--json")[1])["purge_in_s"] <= 3600
+    (run / "spec" / "0001.toml").write_text(SPEC.replace("keep_last = 2", "keep_last = 9"))
+    told = said(capsys, "ckpt", "show", "mine", "10")[1]
+    assert "  kept: one of the last 9; the next carrier takes its tombstone away\n" in told
+
+
+def test_a_report_tells_which_saves_are_kept(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By reason: the best, each of so many steps, the last, the pinned; of a run whose spec does not tell, nothing."""
+    (run / "spec" / "0001.toml").write_text(SPEC + "keep_best = 1\nkeep_every_steps = 10\n")
+    evaluated(run, 1, {10: 2.5, 20: 2.31})
+    evaluated(run, 2, {30: 9.0, 40: 8.0})
+    assert said(capsys, "ckpt", "pin", "mine", "commit:4")[0] == 0
+    told = said(capsys, "report", "mine")[1]
+    assert told[told.index("checkpoints that are kept") :].partition("\n\n")[0].splitlines() == [
+        "checkpoints that are kept", "  one of the last 2: steps 30, 40", "  pinned: step 30",
+        "  every 10 steps: steps 10, 20, 30, 40", "  the best by held-out loss 2.3100 (32,768 tokens): step 20",
+    ]
+    (run / "spec" / "0001.toml").write_text("kind = \"program\"\n")
+    code, told, _ = said(capsys, "report", "mine")
+    assert code == 0 and "kept" not in told
+
+
+def test_ls_of_a_run_without_a_save(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it did so far, and what to do for a save: before an attempt, while one runs, after its end, where saves
+    fail. Where all that was published is gone that is said."""
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "commits")
+    assert "no checkpoint yet: no attempt has begun" in said(capsys, "ckpt", "ls", "mine")[2]
+    log = make_run(LocalPlatform(), str(run))
+    log.begin(0, (WRITER,), "node")
+
+    def told(*records: Record) -> str:
+        with closing(Journal(LocalPlatform(), f"{run}/journal", "coordinator")) as journal:
+            for record in records:
+                journal.write(record, durable=True)
+        code, out, errors = said(capsys, "ckpt", "ls", "mine")
+        assert (code, errors) == (0, "")
+        return out
+
+    begin = AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1)
+    lock = hold(LocalPlatform(), str(run), "mine")
+    assert told(begin).splitlines() == [
+        "this run has published no checkpoint yet: attempt 1 runs, at step 0",
+        "  next:  let it train until a save (checkpoint.every_s, every_steps), or `packtrain stop mine`: it saves then",
+    ]
+    lock.release()
+    (run / "holder").unlink()  # of a process that still lives: this one
+    assert "attempt 1 was cut off, at step 0\n  next:  `packtrain report mine`" in told()
+    assert "ended after step 0: it crashed (1)" in told(AttemptEnded(attempt=1, exit_code=1, reason="it crashed"))
+    failed = SaveDone(step=1, commit=0, bytes=0, stall_s=0.0, write_s=0.0, error="checkpoint.save_failed")
+    assert "yet: 1 save failed, the last with checkpoint.save_failed" in told(failed)
+    published = SaveDone(step=1, commit=2, bytes=0, stall_s=0.0, write_s=0.0)
+    told(published)
+    assert "of 1 checkpoint that this run has published none is here" in said(capsys, "ckpt", "show", "mine")[2]
 
 
 def evaluated(run: pathlib.Path, attempt: int, losses: dict[int, float]) -> None:
@@ -92,13 +166,13 @@ def test_it_is_told_why_a_save_is_kept(run: pathlib.Path, capsys: pytest.Capture
         rows = [line.split() for line in said(capsys, "ckpt", "ls", "mine")[1].splitlines()[1:]]
         return [" ".join(row[6:]) for row in rows]
 
-    best = "best 1 of 1 by held-out loss 2.3100 (32,768 tokens)"
+    best = "the best by held-out loss 2.3100 (32,768 tokens)"
     perhaps = "perhaps one of the best: the journal of attempt 2 may lack its evaluation"
     assert words() == [
         "", best, "pinned, rolled back", perhaps, "rolled back", f"restored next, every 40 steps, {perhaps}",
     ]
     evaluated(run, 2, {40: 2.0})
-    now = "best 1 of 1 by held-out loss 2.0000 (32,768 tokens)"
+    now = "the best by held-out loss 2.0000 (32,768 tokens)"
     assert words() == ["", "", "pinned, rolled back", "", "rolled back", f"restored next, every 40 steps, {now}"]
     told = json.loads(said(capsys, "ckpt", "ls", "mine", "--json")[1])
     assert [one["why"] for one in told[5]["kept"]] == ["last", "every", "best"] and told[0]["kept"] == []
@@ -117,7 +191,7 @@ def test_one_of_the_best_may_be_marked(run: pathlib.Path, capsys: pytest.Capture
     evaluated(run, 2, {30: 9.0})
     assert said(capsys, "ckpt", "tombstone", "mine", "20", "--yes")[0] == 0
     lines = said(capsys, "ckpt", "ls", "mine")[1].splitlines()
-    assert "best 1 of 1 by held-out loss 2.5000" in lines[1] and lines[2].endswith("  tombstoned, purged in 1h00m")
+    assert "the best by held-out loss 2.5000" in lines[1] and lines[2].endswith("  tombstoned, purged in 1h00m")
 
 
 def test_show_needs_no_spec(run: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,7 @@ def test_nothing_is_broken_where_it_is_not_allowed(fault: str) -> None:
     ("asked", "what"),
     [
         (BreakAsked(fault="burn"), "no such fault: burn; there are kill, stop"),
+        (BreakAsked(fault="kil-agent"), "no such fault: kil-agent; did you mean kill-agent? there are kill, stop"),
         (BreakAsked(fault="kill", seconds=3.0), "kill lasts no time"),
         (BreakAsked(fault="cut", seconds=1e9), "--for takes up to"),
         (BreakAsked(fault="kill", factor=2.0), "kill has no factor"),
