@@ -49,6 +49,7 @@ class SaveResult(NamedTuple):
     step: int
     commit: int
     bytes: int
+    """Of the images of all writers where this node's carrier published it; else of those it knows of, or this one."""
     stall_s: float
     """How long `save` held the caller."""
     write_s: float
@@ -461,6 +462,7 @@ class Saver:
         result = _result(
             outcome["id"], pending, int(outcome.get("commit") or 0), float(outcome.get("write_s") or 0.0), error
         )
+        result = result._replace(bytes=int(outcome.get("bytes") or result.bytes))
         if published:
             self._published = result
         if published or not pending.given_up:

@@ -10,7 +10,7 @@ import pytest
 from packtrain.checkpoint.commits import Commit
 from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.checkpoint.link import body_of
-from packtrain.checkpoint.reader import open_checkpoint
+from packtrain.checkpoint.reader import checkpoint_bytes, open_checkpoint
 from packtrain.checkpoint.saver import Saver, SaveResult
 from packtrain.core.errors import PeerLost
 from packtrain.core.pinned import Pinned, make_pinned
@@ -48,6 +48,8 @@ def test_all_nodes_make_one_checkpoint(nodes):
         results = nodes.save(savers, step)
         assert {result.error for result in results.values()} == {None}
         assert {result.commit for result in results.values()} == {nodes.log.head()}
+        size = checkpoint_bytes(nodes.platform, nodes.folder, nodes.log.restore_point())
+        assert results[nodes.writers[0]].bytes == size, "the first rank's carrier publishes, and tells the whole size"
     assert published(nodes) == [10, 20, 30]
 
 
