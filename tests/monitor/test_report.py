@@ -264,7 +264,7 @@ def test_seconds_of_another_boot_are_not_mixed_in() -> None:
 
 
 def test_a_run_folder_is_read(tmp_path: pathlib.Path) -> None:
-    """From a real journal, spec and card on disk the report tells recipe, figures and samples."""
+    """From a real journal, spec and card on disk the report tells recipe, figures, samples and drained nodes."""
     platform = LocalPlatform()
     store = tmp_path / "held_out"
     store.mkdir()
@@ -275,11 +275,13 @@ def test_a_run_folder_is_read(tmp_path: pathlib.Path) -> None:
     for record in (
         AttemptBegan(attempt=1, commit=1, parent=0, restore_step=-1), STARTED, step(1),
         EvalDone(step=1, store=str(store), loss=1.0, bits_per_byte=1.5, tokens=10, final=True),
+        NodeDrained(node="n1", by="me", in_world=True),
     ):
         journal.write(record)
     journal.close()
     text = report(platform, str(tmp_path))
     assert "recipe rung:10m" in text and "the model is 25.0% below" in text and "journal: whole" in text
+    assert "nodes that were drained\n  n1 (me)" in text
 
 
 def test_a_folder_with_nothing_in_it_is_told(tmp_path: pathlib.Path) -> None:
