@@ -17,7 +17,7 @@ help:
 	@echo "make bench-train   a training step beside the same in torch (PEER=python with torch; 3 minutes)"
 	@echo "make bench-attention  attention under masks, beside others (TORCH=python, TOKAMAX=python; 3 minutes)"
 	@echo "make bench-control what a coordinator of 12,500 agents costs, and how soon a fault is seen (17 minutes)"
-	@echo "make bench-recovery   from a fault to the next step, beside torchrun and others (PEER=python with torch; 15 minutes)"
+	@echo "make bench-recovery   from a fault to the next step, beside torchrun and others (PEER=python with torch; 50 minutes)"
 	@echo "make ratchet       record shorter functions in tests/house/ratchet.json"
 	@echo "make clean         remove environments and caches; runs/ and stores/ stay"
 
@@ -37,7 +37,7 @@ storm-demo: .venv/installed
 	@.venv/bin/packtrain storm-demo
 
 test: lint
-	@.venv/bin/python -m pytest
+	@.venv/bin/python -m tests.two_sessions 1800 "tests/cli tests/house tests/supervise" .venv/bin/python -m pytest
 
 lint: .venv/installed
 	@.venv/bin/ruff check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import signal
 from collections.abc import Callable, Iterator
@@ -19,15 +20,16 @@ SLOW_BYTES_PER_S = 400_000
 MEMORY = ("checkpoint.memory_every_steps=5", "checkpoint.peer_memory=5", "checkpoint.every_steps=100000")
 LAYOUTS = (("--nodes", "2", "--spares", "1"), ("--nodes", "1", "--spares", "1", "--procs-per-node", "2"))
 Start = Callable[[tuple[str, ...]], Lived]
+Finals = Callable[[tuple[str, ...]], dict[str, bytes]]
 
 
-@pytest.fixture
-def start(tmp_path: pathlib.Path, store: pathlib.Path) -> Iterator[Start]:
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory, store: pathlib.Path) -> Iterator[Start]:
     runs: list[Lived] = []
 
     def started(options: tuple[str, ...]) -> Lived:
         small = [word for setting in MODEL for word in ("--set", setting)]
-        runs.append(Lived(tmp_path / str(len(runs)), store, STEPS, *options, *small))
+        runs.append(Lived(tmp_path_factory.mktemp("lived") / "home", store, STEPS, *options, *small))
         return runs[-1]
 
     yield started
@@ -35,13 +37,25 @@ def start(tmp_path: pathlib.Path, store: pathlib.Path) -> Iterator[Start]:
         run.clear()
 
 
+@pytest.fixture(scope="module")
+def quiet(start: Start) -> Finals:
+    """The bits of a run of a layout that nobody touched, whatever it saves and where."""
+
+    @functools.cache
+    def final(options: tuple[str, ...]) -> dict[str, bytes]:
+        run = start(options)
+        assert run.end() == 0, run.said()
+        return run.final()
+
+    return final
+
+
 @pytest.mark.parametrize("options", LAYOUTS)
-def test_killed_pieces_leave_no_trace_in_the_bits(start: Start, options: tuple[str, ...]) -> None:
+def test_killed_pieces_leave_no_trace_in_the_bits(start: Start, quiet: Finals, options: tuple[str, ...]) -> None:
     """A worker, the agent of the node that works and the coordinator are killed one after the other: two more attempts,
     the second on the spare; none for the coordinator. The end is that of a run nobody touched, bit for bit, and nothing
     is left of either outside its folder."""
-    quiet = start(options)
-    assert quiet.end() == 0, quiet.said()
+    untouched = quiet(options)
     run = start(options)
     run.until_trained(1)
     base = pathlib.Path(run.live.base)
@@ -55,20 +69,20 @@ def test_killed_pieces_leave_no_trace_in_the_bits(start: Start, options: tuple[s
     assert "another one is started, the workers go on" in (run.home / "watcher.log").read_text()
     records = [entry.record for entry in read_folder(run.platform, str(run.run / "journal")).entries]
     assert [one.exit_code for one in records if isinstance(one, AttemptEnded)] == [-9, -9, 0]
-    assert run.final() == quiet.final()
+    assert run.final() == untouched
     assert not base.exists()
 
 
 @pytest.mark.parametrize(("bytes_per_s_max", "lost_at"), [(0, 25), (SLOW_BYTES_PER_S, 90)], ids=["quick", "slow"])
-def test_a_lost_node_goes_on_from_what_its_peer_keeps(start: Start, bytes_per_s_max: int, lost_at: int) -> None:
+def test_a_lost_node_goes_on_from_what_its_peer_keeps(
+    start: Start, quiet: Finals, bytes_per_s_max: int, lost_at: int
+) -> None:
     """Before anything is on disk a node is lost, with what it had in memory. The spare gets its part from the node that
     kept a copy, also where a copy takes many times its cadence, and the end is that of a run nobody touched, bit for
     bit."""
     settings = (*MEMORY, f"checkpoint.peer_bytes_per_s_max={bytes_per_s_max}")
-    options = (*LAYOUTS[0], *(word for setting in settings for word in ("--set", setting)))
-    quiet = start(options)
-    assert quiet.end() == 0, quiet.said()
-    run = start(options)
+    untouched = quiet(LAYOUTS[0])
+    run = start((*LAYOUTS[0], *(word for setting in settings for word in ("--set", setting))))
     run.until_trained(1, lost_at)
     run.lose(run.working_node())
     assert run.end() == 0, run.said()
@@ -76,4 +90,4 @@ def test_a_lost_node_goes_on_from_what_its_peer_keeps(start: Start, bytes_per_s_
     began = [one for one in records if isinstance(one, AttemptBegan)]
     assert [one.exit_code for one in records if isinstance(one, AttemptEnded)] == [-9, 0]
     assert began[1].restore_step >= 5 and "from memory" in began[1].note, began
-    assert run.final() == quiet.final()
+    assert run.final() == untouched

@@ -193,16 +193,18 @@ def test_nothing_blocks_without_anybody_there(ends: Ends) -> None:
     caller.call(ends.listener.address)
     peer = ends.until(bool, lambda: caller.send(pulse("n1")))[-1].peer
     big = Acknowledge(term=1, seq=1, agent="x" * (1 << 14))
-    assert any(not ends.listener.send(peer, big) for _ in range(5 * QUEUED_MAX))
+    assert any(not ends.listener.send(peer, big) for _ in range(10 * QUEUED_MAX))
 
 
 def test_a_flood_is_taken_in_bounded_pieces(ends: Ends) -> None:
-    """One look takes `AT_ONCE_MAX` messages at most, and one connection holds a bounded number more."""
+    """One look takes `AT_ONCE_MAX` messages at most, and one connection holds a bounded number more: both queues, and
+    what the kernel keeps for a connection, which no buffer of it makes as large as these."""
     node = ends.caller("n1")
     ends.until(bool, lambda: node.send(pulse("n1")))
-    sent = sum(node.send(pulse("n1", n)) for n in range(20 * QUEUED_MAX))
+    big = msgspec.structs.replace(pulse("n1"), phase="x" * (1 << 14))
+    assert any(not node.send(big) for _ in range(10 * QUEUED_MAX))
     ends.listener.wait(1.0)
-    assert len(ends.listener.receive().arrived) <= AT_ONCE_MAX and sent < 20 * QUEUED_MAX
+    assert len(ends.listener.receive().arrived) <= AT_ONCE_MAX
 
 
 def test_what_is_dropped_was_taken_all_the_same(ends: Ends) -> None:
