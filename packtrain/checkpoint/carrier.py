@@ -254,7 +254,9 @@ class Carrier:
             self._in_thread(lambda: self._tried(save, self._carry), lambda result: self._on_carried(save, result))
 
     def _fail_overtaken(self) -> None:
-        """What became whole after a later step of its attempt was published is not written any more."""
+        """What became whole after a later step of its attempt was published is not written any more: all nodes would
+        write it, only to be refused by the log. That refuses (publish.py) what this carrier cannot know: a later step
+        that the one before it publishes at last."""
         latest = self._latest
         for save in self._whole_saves():
             if latest is not None and latest.attempt == self._begin.attempt and save.step < latest.step:

@@ -117,7 +117,8 @@ class Lending:
     # --- sending ---
 
     def lend(self, lend: Lend, told: Told) -> None:
-        """Of each worker the newest whole slot is sent; one that waits for its turn gives way to it."""
+        """A worker lends one slot, and another when that is over or its time is. So a carrier that was stopped for
+        longer than a copy may take hears of several at once: the newest is sent, those before give way to it."""
         with self._changed:
             older = self._waiting.pop(lend.writer, None)
             self._waiting[lend.writer] = (lend, told)

@@ -135,7 +135,8 @@ def _published(platform: Platform, log: CommitLog, run_folder: str, save: Save, 
     """Try until the deadline. Once a link was tried it may be published, whatever is heard: then the folder stays.
 
     What the carrier before this one published without living to say so is published: the state of a step of an attempt
-    is one.
+    is one. What it published meanwhile of a later step is not known before (the carrier looks at what it knows), and
+    is no newer attempt.
     """
     place = "" if written.home == run_folder else written.home
     pause, links = _Pause(platform, save.end_ns), log.links_tried

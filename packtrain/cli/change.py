@@ -46,16 +46,11 @@ def set_(
     read is in force from the next attempt on; what keeps them alive, when the run's command is given again. What would
     make it another run is refused, with the reason.
     """
-    from contextlib import suppress
-
     from packtrain.cli import folders, spec
     from packtrain.cli.launch import usable
-    from packtrain.cli.lives import lives
     from packtrain.cli.world import record
     from packtrain.core.config import difference
-    from packtrain.core.errors import NotLive
     from packtrain.core.platform import LocalPlatform
-    from packtrain.supervise.console import ask
     from packtrain.train.sections import newest_spec
 
     platform, folder = LocalPlatform(), folders.find_run(run)
@@ -73,8 +68,6 @@ def set_(
     with usable(folder):
         number = record(platform, newest, changed)
         _journal(platform, folder, number, lines)
-    with suppress(NotLive):  # then whoever starts it reads the newest
-        ask(platform, lives(platform, folder).coordinator, "set", spec=number)
     for line in lines:
         typer.echo(f"{line}, in force {when(line.partition(':')[0])}")
 

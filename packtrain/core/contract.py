@@ -19,6 +19,8 @@ program may use one part and leave the rest. What the supervisor puts into the e
     PACKTRAIN_NODE        node-17               name of this node
     PACKTRAIN_FAILURES    2                     attempts of this run that ended unasked so far, and
     PACKTRAIN_NODE_MINUTES  5400                the time its nodes were in use: how often to save
+    PACKTRAIN_SPEC        3                     the spec of this attempt, one for all ranks: RUN/spec/0003.toml; absent:
+                                                the newest
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT   as torchrun sets them
 
 Exit codes: 0 done, 75 restart me (also: stopped on request), 78 never restart (configuration). A whole client:
@@ -66,7 +68,7 @@ from .words import (
 __all__ = [
     "ATTEMPT", "CARRIER", "CONTROL", "EXIT_AGAIN", "EXIT_CONFIG", "EXIT_DONE", "FAILURES", "FAULTS", "FRESH", "GO_ID",
     "GO_S", "GRACE_S", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE", "NODE_MINUTES",
-    "NO_ORDER", "ORDER_LAG", "PHASES", "RANK", "RESTORE", "RUN", "SOCKET", "WORLD_SIZE", "Beat", "Beats",
+    "NO_ORDER", "ORDER_LAG", "PHASES", "RANK", "RESTORE", "RUN", "SOCKET", "SPEC", "WORLD_SIZE", "Beat", "Beats",
     "CarrierClient", "Control", "Order", "Place", "Ready", "Restore", "Word", "agree", "boot_ns", "crc32c",
     "order_bytes", "parse_beat", "parse_order", "parse_ready", "ready_bytes", "restore", "wait_for_go", "worker_env",
 ]
@@ -84,6 +86,7 @@ GO_S = "PACKTRAIN_GO_S"
 NODE = "PACKTRAIN_NODE"
 FAILURES = "PACKTRAIN_FAILURES"
 NODE_MINUTES = "PACKTRAIN_NODE_MINUTES"
+SPEC = "PACKTRAIN_SPEC"
 RANK = "RANK"
 WORLD_SIZE = "WORLD_SIZE"
 LOCAL_RANK = "LOCAL_RANK"
@@ -132,6 +135,8 @@ class Place:
     node: str = ""
     failures: int = 0
     node_minutes: int = 0
+    spec: int = 0
+    """Number of the run's spec that this attempt has; 0: the newest."""
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -150,6 +155,7 @@ class Place:
             grace_s=_seconds(env, GRACE_S, 60.0), go_s=_seconds(env, GO_S, 1.0) if env.get(GO_S) else 0.0,
             node=env.get(NODE, ""),
             failures=_integer(env, FAILURES, 0), node_minutes=_integer(env, NODE_MINUTES, 0),
+            spec=_integer(env, SPEC, 0),
             rank=_integer(env, RANK, 0), world_size=_integer(env, WORLD_SIZE, 1),
             local_rank=_integer(env, LOCAL_RANK, 0), local_world_size=_integer(env, LOCAL_WORLD_SIZE, 1),
             master_addr=env.get(MASTER_ADDR, ""), master_port=_integer(env, MASTER_PORT, 0),
@@ -164,7 +170,8 @@ def worker_env(place: Place) -> dict[str, str]:
         FRESH: "1" if place.fresh else "", CARRIER: place.carrier, SOCKET: place.socket, CONTROL: place.control,
         FAULTS: place.faults,
         GRACE_S: repr(place.grace_s), GO_S: repr(place.go_s) if place.go_s else "", NODE: place.node,
-        FAILURES: str(place.failures), NODE_MINUTES: str(place.node_minutes), RANK: str(place.rank),
+        FAILURES: str(place.failures), NODE_MINUTES: str(place.node_minutes),
+        SPEC: str(place.spec) if place.spec else "", RANK: str(place.rank),
         WORLD_SIZE: str(place.world_size), LOCAL_RANK: str(place.local_rank),
         LOCAL_WORLD_SIZE: str(place.local_world_size),
         MASTER_ADDR: place.master_addr, MASTER_PORT: str(place.master_port) if place.master_port else "",

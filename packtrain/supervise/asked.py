@@ -24,7 +24,7 @@ from packtrain.supervise.state import (
     Turn,
 )
 
-WORDS = ("stop", "pause", "resume", "save", "drain", "cordon", "uncordon", "replace", "set")
+WORDS = ("stop", "pause", "resume", "save", "drain", "cordon", "uncordon", "replace")
 
 
 def refusal(state: State, word: Asked) -> str:
@@ -71,8 +71,6 @@ def asked(turn: Turn, event: Asked) -> None:
         case "replace":
             turn.node(event.node, aside=max(1, turn.run.attempt))  # 0 says that it is not, also before the first
             stop_for_change(turn, "replace", f"{event.by} asks to replace node {event.node}")
-        case "set":
-            turn.set(spec=event.spec)
 
 
 def _order(turn: Turn, word: Word) -> None:

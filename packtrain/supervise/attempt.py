@@ -231,7 +231,7 @@ class Attempt:
             carrier=place.carrier if self._job.carrier else "", socket=self._beats, control=place.control,
             faults=place.faults(rank) if self._breakable else "",
             grace_s=self._job.supervise.grace_s, go_s=0.0 if self._job.plain else self._job.supervise.go_s,
-            node=place.node, failures=launch.failures, node_minutes=launch.node_minutes, rank=rank,
+            node=place.node, failures=launch.failures, node_minutes=launch.node_minutes, spec=launch.spec, rank=rank,
             world_size=launch.world_size, local_rank=local,
             local_world_size=len(launch.ranks), master_addr=host, master_port=int(port or 0),
         )

@@ -23,6 +23,7 @@ from packtrain.core.errors import (
     TermLost,
 )
 from packtrain.core.platform import Platform
+from packtrain.core.specs import newest_number
 from packtrain.core.units import NS
 from packtrain.monitor.fold import Facts, failures
 from packtrain.supervise.events import Begin, Begun
@@ -76,6 +77,7 @@ class Beginnings:
 
     def _begin(self, id: int, asked: Begin, state: State, past: Facts) -> tuple[Begun, Commit | None]:
         platform, folder = self._platform, self._job.run_folder
+        spec = newest_number(platform, folder)  # one for all ranks, also where `packtrain set` writes another meanwhile
         wish = wished(platform, folder, self._log)
         parent = further_back(platform, folder, self._log, asked.back) if asked.back else wish.number if wish else None
         found = self._in_memory(asked, state) if parent is None and not asked.back and asked.memory else Taken()
@@ -89,7 +91,7 @@ class Beginnings:
             rolled_back=parent is not None, restore=_what(begin, restored),
             memory=begin.memory is not None, memory_from=found.moves, note=away or found.note,
             master=self._master(state, asked.node, begin.attempt), away=bool(away),
-            failures=failed, node_minutes=round(ns / (60 * NS)),
+            failures=failed, node_minutes=round(ns / (60 * NS)), spec=spec,
         ), begin
 
     def _in_memory(self, asked: Begin, state: State) -> Taken:

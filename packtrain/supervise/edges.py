@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packtrain.core.errors import CarrierLost, ProcessHangs, error_named
 from packtrain.core.records import (
+    AttemptReached,
     CarrierGivenUp,
     FaultMissed,
     HomeBack,
@@ -52,8 +53,7 @@ def joined(turn: Turn, event: Joined) -> None:
     name, known = event.node, turn.nodes.get(event.node)
     if known is not None and known.agent == event.agent:
         if not known.here:
-            turn.own(Write(record=NodeBack(node=name, reason="it is heard again")))
-            turn.node(name, back_ns=turn.ns)
+            _back_from_loss(turn, name)
         turn.node(name, here=True, silent_ns=0)
         if event.attempt > max(known.attempt, turn.run.attempt):
             _put_away(turn, name, event.attempt)
@@ -70,6 +70,13 @@ def joined(turn: Turn, event: Joined) -> None:
             gone(turn, name, "agent", f"the agent of node {name} was lost, and its workers with it")
     if event.attempt:
         _put_away(turn, name, event.attempt)
+
+
+def _back_from_loss(turn: Turn, name: str) -> None:
+    """It was no loss: only nobody heard it."""
+    turn.own(Write(record=NodeBack(node=name, reason="it is heard again")))
+    turn.node(name, back_ns=turn.ns)
+    turn.set(mistaken=turn.run.mistaken + 1)
 
 
 def _put_away(turn: Turn, name: str, attempt: int) -> None:
@@ -91,8 +98,7 @@ def back(turn: Turn, event: Back) -> None:
     if node is None or (node.here and not node.silent_ns):
         return
     if not node.here:
-        turn.own(Write(record=NodeBack(node=event.node, reason="it is heard again")))
-        turn.node(event.node, back_ns=turn.ns)
+        _back_from_loss(turn, event.node)
     turn.node(event.node, here=True, silent_ns=0)
 
 
@@ -122,7 +128,7 @@ def from_node(turn: Turn, event: FromNode, done: Issued | None) -> None:
             _ended(turn, name, edge)
         case CarrierUp():
             turn.node(name, carrier=edge.address)
-            _introduce(turn)
+            turn.once(_introduce)
         case CarrierEnded():
             _carrier_ended(turn, name, edge)
         case CarrierHomeBack():
@@ -147,9 +153,16 @@ def _did(turn: Turn, name: str, did: Did, issued: Issued) -> None:
         case Break(fault=fault, rank=rank) if did.error:
             turn.own(Write(record=FaultMissed(fault=fault, node=name, rank=rank, why=did.error)))
         case Launch(attempt=attempt, ranks=ranks) if ranks and attempt == turn.run.attempt:
-            turn.started = True
+            turn.once(_started)
         case _ if did.error:
             turn.say(f"node {name}: {did.error}")
+
+
+def _started(turn: Turn) -> None:
+    """The last node that starts its workers is a point of a recovery."""
+    open_ = [one.action for one in turn.pending if isinstance(one.action, Launch)]
+    if turn.run.stage in ACTIVE and not any(action.attempt == turn.run.attempt for action in open_):
+        turn.own(Write(record=AttemptReached(attempt=turn.run.attempt, point="started")))
 
 
 def _leaves(turn: Turn, name: str, edge: NodeLeaves) -> None:
@@ -225,7 +238,7 @@ def _ended(turn: Turn, name: str, edge: RankEnded) -> None:
 
 
 def _carrier_ended(turn: Turn, name: str, edge: CarrierEnded) -> None:
-    turn.node(name, carrier="", symptom="carrier ended", symptom_ns=turn.ns)
+    turn.node(name, carrier="", symptom=holding.CARRIER_ENDED, symptom_ns=turn.ns)
     if edge.given_up:
         turn.own(Write(record=CarrierGivenUp(reason=edge.why, quarantine=list(edge.quarantine), node=name)))
     error = error_named(**edge.error) if edge.error else CarrierLost(
@@ -233,7 +246,7 @@ def _carrier_ended(turn: Turn, name: str, edge: CarrierEnded) -> None:
         fix=f"see carrier-{name}.log beside the workers' logs; a save under way is tried again",
     )
     remedies.warn(turn, error)
-    holding.show(turn, turn.nodes[name].symptom)
+    turn.once(holding.show)
 
 
 def _unkillable(turn: Turn, name: str, edge: Unkillable) -> None:

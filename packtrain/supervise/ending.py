@@ -25,6 +25,10 @@ from packtrain.supervise.state import (
     Turn,
 )
 
+MISTAKEN_MAX = 3
+"""A node is lost after `node_lost_s`, and after twice as long for each attempt in a row that the loss of a node ended
+before a new step, where such nodes came back; for so many at most. Where many messages get lost attempts would end as
+fast as they begin. Source: Chandra and Toueg, Unreliable Failure Detectors, 1996: who was wrong is more patient."""
 ACTIVE = (BRINGING, LAUNCHING, RUNNING)
 ANSWER_NS = 30 * NS
 """A node that is heard and does not do for this long what an attempt needs is treated as lost."""
@@ -43,21 +47,28 @@ def lost(turn: Turn, name: str, reason: str) -> None:
 
 def gone(turn: Turn, name: str, kind: str, reason: str) -> None:
     """The ranks of a node are gone with it."""
-    for number, rank in turn.ranks.items():
-        if rank.node == name and rank.status is None:
+    for number in turn.ranks_on(name):
+        if turn.ranks[number].status is None:
             turn.rank(number, trouble=kind)
     if turn.run.stage in ACTIVE:
         end(turn, Trouble(kind=kind, reason=reason, node=name))
 
 
+def patience(turn: Turn) -> int:
+    """How many times `node_lost_s` a node may be silent before it is lost."""
+    run = turn.run
+    return 1 if remedies.progressed(turn) else 1 << min(run.mistaken, run.disturbed, MISTAKEN_MAX)
+
+
 def missing(turn: Turn) -> None:
     """Nodes that are silent for too long, or do not do what they were asked to."""
-    config = turn.run.setup.supervise
+    config, times = turn.run.setup.supervise, patience(turn)
     for name, node in turn.nodes.items():
         if not node.here:
             continue
-        if node.silent_ns and turn.ns - node.silent_ns >= (config.node_lost_s - config.node_silent_s) * NS:
-            lost(turn, name, f"its agent is silent for {config.node_lost_s:g} s (supervise.node_lost_s)")
+        if node.silent_ns and turn.ns - node.silent_ns >= (times * config.node_lost_s - config.node_silent_s) * NS:
+            limit = "supervise.node_lost_s" if times == 1 else f"{times} x supervise.node_lost_s"
+            lost(turn, name, f"its agent is silent for {times * config.node_lost_s:g} s ({limit})")
     waiting = {
         one.node for one in turn.pending
         if isinstance(one.action, Launch) and turn.ns - one.ns >= ANSWER_NS and turn.nodes[one.node].here

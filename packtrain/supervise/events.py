@@ -121,6 +121,8 @@ class Begun(Event, tag="begun"):
     """What it restores was taken away from outside, and a mirror can bring it back."""
     failures: int = 0
     node_minutes: int = 0
+    spec: int = 0
+    """Number of the newest when it began; 0: the run has none."""
     error: dict[str, str] = {}
 
 
@@ -169,15 +171,13 @@ class CarrierWanted(Event, tag="carrier_wanted"):
 
 
 class Asked(Event, tag="asked"):
-    """A person, or the machine, asks. `op`: stop, pause, resume, save, drain, cordon, uncordon, replace, set."""
+    """A person, or the machine, asks. `op`: stop, pause, resume, save, drain, cordon, uncordon, replace."""
 
     op: str
     by: str = "operator"
     node: str = ""
     at_s: float = 0.0
     """drain: wall-clock date from which on the node is not there; 0: now."""
-    spec: int = 0
-    """set: number of the spec in force from the next attempt on."""
     at_once: bool = False
     """stop: without a save, where the run was asked to stop before."""
 

@@ -15,6 +15,8 @@ from packtrain.supervise import causes, remedies
 from packtrain.supervise.asked import order_all
 from packtrain.supervise.state import RUNNING, Turn
 
+CARRIER_ENDED = "carrier ended"
+"""The symptom."""
 AHEAD = 2.0
 """Saves are held for this many times as long as the cause may last, in steps, and told again at half of it."""
 STEP_S = 1.0
@@ -24,13 +26,13 @@ SPACING_STEPS = 3
 """A rank looks once a step, and sees the last word only: a word that it has not obeyed yet is not written over."""
 
 
-def show(turn: Turn, symptom: str) -> None:
-    """A node has just shown it while its workers go on."""
-    together = causes.shared(turn.nodes, symptom, turn.run.world, turn.ns)
+def show(turn: Turn) -> None:
+    """The carrier of a node has ended while its workers go on."""
+    together = causes.shared(turn.nodes, CARRIER_ENDED, turn.run.world, turn.ns)
     if not together or turn.run.stage != RUNNING:
         return
     if turn.ns >= turn.run.shared_ns:
-        remedies.tell_shared(turn, symptom, together)
+        remedies.tell_shared(turn, CARRIER_ENDED, together)
     turn.set(shared_ns=turn.ns + causes.SHARED_NS)
 
 

@@ -199,7 +199,8 @@ class Launch(Part, tag="launch"):
     """What it restores is in memory, here or at a peer (`Launch.memory_from`)."""
     memory_from: dict[str, str] = {}
     """Writer -> node that holds its slot, for writers of this node whose slot lies elsewhere."""
-    spec: int = 1
+    spec: int = 0
+    """Number of the run's spec that all its workers read; 0: the run has none."""
     failures: int = 0
     node_minutes: int = 0
     reuse_standby: bool = True

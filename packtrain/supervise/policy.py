@@ -99,6 +99,7 @@ def decide(state: State, *events: AnyEvent) -> list[AnyRecord]:
     turn, over = Turn(state), state.run.stage == FINISHED
     news = [event for event in events if _heard(turn, event, over)]
     if news and not over:
+        turn.look_once()
         _go_on(turn)
     records = turn.records()
     if not records and not any(isinstance(event, FromNode | Begun | Done) for event in news):
@@ -233,7 +234,7 @@ def _begun(turn: Turn, event: Begun) -> None:
         highest_step=max(run.highest_step, recalled),
         launch=Launchable(
             restore=event.restore, memory=event.memory, memory_from=event.memory_from, master=event.master,
-            failures=event.failures, node_minutes=event.node_minutes,
+            failures=event.failures, node_minutes=event.node_minutes, spec=event.spec,
         ),
     )
     turn.own(Write(record=WorldChosen(
@@ -310,7 +311,7 @@ def _launch_on(turn: Turn, name: str, ranks: tuple[int, ...]) -> None:
     turn.do(name, Launch(
         attempt=run.attempt, begin=run.begin, ranks=ranks, world_size=run.world * run.setup.procs,
         master=launch.master, restore=launch.restore, memory=launch.memory,
-        memory_from=launch.memory_from.get(name, {}), spec=run.spec,
+        memory_from=launch.memory_from.get(name, {}), spec=launch.spec,
         failures=launch.failures, node_minutes=launch.node_minutes,
     ))
 
@@ -321,8 +322,6 @@ def _launch_on(turn: Turn, name: str, ranks: tuple[int, ...]) -> None:
 def _watch(turn: Turn) -> None:
     """What ends an attempt, whichever stage it is in; then what only one stage knows."""
     run = turn.run
-    if turn.started:
-        _started(turn)
     missing(turn)
     if turn.run.stage not in ACTIVE:
         return
@@ -340,14 +339,6 @@ def _watch(turn: Turn) -> None:
         return _launching(turn)
     hold(turn)
     _grow(turn)
-
-
-def _started(turn: Turn) -> None:
-    """The last node that starts its workers is a point of a recovery."""
-    turn.started = False
-    open_ = [one.action for one in turn.pending if isinstance(one.action, Launch)]
-    if not any(action.attempt == turn.run.attempt for action in open_):
-        turn.own(Write(record=AttemptReached(attempt=turn.run.attempt, point="started")))
 
 
 def _all_stacks(turn: Turn) -> bool:

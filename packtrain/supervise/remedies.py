@@ -87,23 +87,28 @@ def _as_asked(run: Run, found: Cause) -> Cause:
 
 def _count(turn: Turn, found: Cause, name: str) -> None:
     run = turn.run
-    progressed = run.attempt_step > run.best_step or _outlived(turn)
+    further = progressed(turn)
     disturbed = found.kind in DISTURBED or bool(run.purpose)
     ours = not disturbed and name not in NO_FRUIT_DUE
     turn.set(
         best_step=max(run.best_step, run.attempt_step), highest_step=max(run.highest_step, run.attempt_step),
-        fruitless=0 if progressed else run.fruitless + ours,
-        disturbed=0 if progressed else run.disturbed + disturbed,
+        fruitless=0 if further else run.fruitless + ours,
+        disturbed=0 if further else run.disturbed + disturbed, mistaken=0 if further else run.mistaken,
         damaged=run.damaged + (name == CheckpointDamaged.name) if name in NOT_RESTORED else 0,
         unreadable=run.unreadable + (name == CheckpointUnreadable.name) if name in NOT_RESTORED else 0,
         rollbacks=0 if run.attempt_step > run.highest_step else run.rollbacks,
         differed=run.differed + 1 if found.kind == "differs" else 0,
         trouble=None, purpose="", kill_at_ns=0, back=0, memory=True, attempt_step=-1,
     )
-    if progressed:
+    if further:
         for one, node in turn.nodes.items():
             if node.slot >= 0 and 0 < node.aside < run.attempt and one != found.node:
                 turn.node(one, aside=0)
+
+
+def progressed(turn: Turn) -> bool:
+    """Whether this attempt got further than those before it."""
+    return turn.run.attempt_step > turn.run.best_step or _outlived(turn)
 
 
 def _outlived(turn: Turn) -> bool:
@@ -265,7 +270,7 @@ def may_cordon(turn: Turn) -> bool:
 
     By the clock of the run: every event has it, and nobody can set it.
     """
-    return bool(spares(turn.run.setup, turn.nodes)) and len(_recent(turn)) < max(1, int(CORDON_PART * len(turn.nodes)))
+    return len(_recent(turn)) < max(1, int(CORDON_PART * len(turn.nodes))) and bool(spares(turn.run.setup, turn.nodes))
 
 
 def cordon(turn: Turn, name: str, by: str) -> None:

@@ -6,12 +6,13 @@ the same state.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from packtrain.supervise.events import AnyEvent, Begun, BringBack, Done, FromNode, Own, OwnAction, Setup, WrapUp
+from packtrain.supervise.events import AnyEvent, Begun, BringBack, Done, FromNode, OwnAction, Setup, WrapUp
 from packtrain.supervise.messages import Action, Did
 
 K = TypeVar("K")
@@ -92,6 +93,8 @@ class Run(Struct):
     """Attempts in a row that completed no new step and ended by themselves."""
     disturbed: int = 0
     """The same, ended by a node that was lost."""
+    mistaken: int = 0
+    """Nodes that were lost and came back with the agent they had, since an attempt got further."""
     damaged: int = 0
     unreadable: int = 0
     rollbacks: int = 0
@@ -139,7 +142,6 @@ class Run(Struct):
     """What the last attempt began from."""
     replays: tuple[Replay, ...] = ()
     """The last ones ordered."""
-    spec: int = 1
     exit_code: int = 0
     error: dict[str, str] = {}
 
@@ -166,6 +168,7 @@ class Launchable(Struct):
     master: str = ""
     failures: int = 0
     node_minutes: int = 0
+    spec: int = 0
 
 
 class Node(Struct):
@@ -287,8 +290,9 @@ def evolve(state: State, *records: AnyRecord) -> State:
     return known.state()
 
 
-def is_answered(own: Own) -> bool:
-    return type(own).__struct_config__.tag in ANSWERED
+def is_owed(issued: Issued) -> bool:
+    """Whether it stays to be done until an event says that it is."""
+    return issued.own is None or type(issued.own).__struct_config__.tag in ANSWERED
 
 
 def change(struct: Any, **fields: Any) -> Any:
@@ -350,7 +354,7 @@ class Known:
                 self._change(record)
             case Issued():
                 self.run = change(self.run, next_id=record.id + 1)
-                if record.own is None or is_answered(record.own):
+                if is_owed(record):
                     self._copy("pending")
                     self.pending[record.id] = record
 
@@ -385,8 +389,8 @@ class Turn:
 
     def __init__(self, state: State) -> None:
         self.ns = state.ns
-        self.started = False
-        """A node has started its workers: whether it was the last is asked once a turn, not at each of thousands."""
+        self._once: dict[Callable[[Turn], None], None] = {}
+        """In order."""
         self._known = Known(state)
         self._run = state.run
         """Before this turn. What follows: as a replay of the events alone would leave it."""
@@ -396,7 +400,12 @@ class Turn:
         self._anew = False
         self._dropped: list[int] = []
         self._said: list[AnyRecord] = []
-        self._issued: list[Issued] = []
+        self._issued: dict[int, Issued] = {}
+        self._ids = 0
+        """How many were given out, those of actions included that were dropped in this turn."""
+        self._open: dict[str, list[int]] | None = None
+        """Node -> ids of its actions, of before this turn and of it. This and the next: made when first asked for."""
+        self._ranks_on: dict[str, list[int]] | None = None
 
     @property
     def run(self) -> Run:
@@ -413,7 +422,7 @@ class Turn:
     @property
     def pending(self) -> list[Issued]:
         """Issued before this turn or by it, and not done."""
-        return [*self._known.pending.values(), *self._issued]
+        return [*self._known.pending.values(), *self._issued.values()]
 
     def undone(self, kind: type[Awaited]) -> Awaited | None:
         """The coordinator's own action of this kind for the attempt that runs, as long as it is not done."""
@@ -433,6 +442,16 @@ class Turn:
             self._nodes[event.node] = change(before, seq=event.seq)
         return self._known.consume(event)
 
+    def once(self, look: Callable[[Turn], None]) -> None:
+        """Have a look at all nodes or actions when all events of this turn are heard. However many of them ask for it
+        it is done once: at each of thousands it would cost the square of their number."""
+        self._once[look] = None
+
+    def look_once(self) -> None:
+        looks, self._once = self._once, {}
+        for look in looks:
+            look(self)
+
     def set(self, **fields: Any) -> None:
         self._known.run = change(self.run, **fields)
 
@@ -449,13 +468,23 @@ class Turn:
 
     def new_ranks(self, ranks: dict[int, Rank]) -> None:
         self._known.set_ranks(ranks)
-        self._anew = True
+        self._anew, self._ranks_on = True, None
+
+    def ranks_on(self, name: str) -> list[int]:
+        """Numbers of the ranks of this attempt that are on a node."""
+        if self._ranks_on is None:
+            self._ranks_on = _by_node((number, rank.node) for number, rank in self.ranks.items())
+        return self._ranks_on.get(name, [])
 
     def drop(self, name: str) -> None:
-        """What was issued for a node before this turn and is not done never will be."""
-        for id in [id for id, one in self._known.pending.items() if one.node == name]:
-            self._dropped.append(id)
-            self._known.drop(id)
+        """What was issued for a node, by this turn too, and is not done never will be. Of the coordinator itself
+        (empty) that is what it would wait for; what is said once is said."""
+        if self._open is None:
+            self._open = _by_node((one.id, one.node) for one in self.pending if is_owed(one))
+        for id in self._open.pop(name, ()):
+            if self._issued.pop(id, None) is None and self.is_pending(id):
+                self._dropped.append(id)
+                self._known.drop(id)
 
     def say(self, what: str) -> None:
         self._said.append(Decided(what=what))
@@ -467,7 +496,11 @@ class Turn:
         self._issue(own=own)
 
     def _issue(self, **what: Any) -> None:
-        self._issued.append(Issued(id=self.run.next_id + len(self._issued), ns=self.ns, **what))
+        issued = Issued(id=self.run.next_id + self._ids, ns=self.ns, **what)
+        self._ids += 1
+        self._issued[issued.id] = issued
+        if self._open is not None and is_owed(issued):
+            self._open.setdefault(issued.node, []).append(issued.id)
 
     def records(self) -> list[AnyRecord]:
         """What changed and what was issued, in the order in which `evolve` takes them."""
@@ -477,7 +510,14 @@ class Turn:
             ranks=self.ranks if self._anew else _patch(self._ranks, self.ranks), anew=self._anew,
             dropped=tuple(self._dropped),
         )
-        return [*self._said, *([] if changed == Changed() else [changed]), *self._issued]
+        return [*self._said, *([] if changed == Changed() else [changed]), *self._issued.values()]
+
+
+def _by_node(pairs: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for number, name in pairs:
+        found.setdefault(name, []).append(number)
+    return found
 
 
 def _patch(before: dict[K, V | None], after: dict[K, V]) -> dict[K, V]:

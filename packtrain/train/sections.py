@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from packtrain.checkpoint.config import CheckpointConfig
 from packtrain.core.config import read_section
 from packtrain.core.errors import BadValue, RunMissing, RunUnusable
 from packtrain.core.platform import Platform
+from packtrain.core.specs import newest_number, spec_path
 from packtrain.data.config import DataConfig
 from packtrain.train.config import GuardConfig, ModelConfig, OptimConfig, TrainConfig
 
@@ -53,15 +53,13 @@ def _seed(value: object, where: str) -> int:
 
 def newest_spec(platform: Platform, run: str) -> str:
     """Path of the spec in force from the next attempt: the highest number in RUN/spec. Raises RunMissing."""
-    folder = os.path.join(run, "spec")
-    names = platform.listdir(folder) if platform.is_dir(folder) else []
-    numbered = [name for name in names if name.endswith(".toml") and name[:-5].isdigit()]
-    if not numbered:
+    number = newest_number(platform, run)
+    if not number:
         raise RunMissing(
-            "this folder holds no run: it has no spec", where=folder,
+            "this folder holds no run: it has no spec", where=f"{run}/spec",
             fix="create the run with `packtrain train RECIPE`, or give the path of a run folder",
         )
-    return os.path.join(folder, max(numbered, key=lambda name: int(name[:-5])))
+    return spec_path(run, number)
 
 
 def whole(data: bytes, where: str) -> bytes:

@@ -1,6 +1,6 @@
 """One worker process, from its environment to its exit code.
 
-In:    the environment of `core.contract`, or a run folder by hand; the newest spec of the run.
+In:    the environment of `core.contract`, or a run folder by hand; the spec that is named there, by hand the newest.
 Out:   journal records, beats, saves offered to the carrier, an exit code: 0 done, 75 start me again (stopped on request
        included), 78 never start me again as I am configured, 70 a fault of ours, with a traceback in the log.
 Fails: every PacktrainError is printed as what, where and what next, and journalled; it is no traceback.
@@ -23,6 +23,7 @@ from packtrain.core.errors import EXIT_DONE, EXIT_OURS, GuardRollback, GuardStop
 from packtrain.core.journal import Journal
 from packtrain.core.platform import LocalPlatform, Platform
 from packtrain.core.records import ErrorSeen
+from packtrain.core.specs import spec_path
 from packtrain.train.seat import Desk, seated
 from packtrain.train.sections import Sections, load, newest_spec, read
 
@@ -82,9 +83,9 @@ def _supervised(
     arguments: argparse.Namespace, env: Mapping[str, str], signals: Signals, prepare: Prepare
 ) -> int:
     platform, place = LocalPlatform(), Place.from_env(env)
-    spec_path = newest_spec(platform, place.run)
+    path = spec_path(place.run, place.spec) if place.spec else newest_spec(platform, place.run)
     with _journalled(platform, place) as journal:
-        spec = read(platform, spec_path)
+        spec = read(platform, path)
         with seated(platform, env, arguments.run, arguments.fresh):
             return _work(platform, place, spec, journal, signals, arguments.profile, prepare)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import queue
+
 import pytest
 
 from packtrain.checkpoint.fetching import Fetch
 from packtrain.checkpoint.holding import is_true
 from packtrain.checkpoint.reader import restoring
+from packtrain.checkpoint.saver import MARGIN_S
 from packtrain.checkpoint.slots import bringing, choose, held_in, memory_folder, peer_folder
 from packtrain.core.errors import PeerCopyFailed, SlotDamaged
 from packtrain.core.fake import FakeCrash, FakePlatform, crash, fail, late, lost_reply, tear
@@ -62,6 +65,23 @@ def test_what_a_round_needs_is_kept():
         nodes.last["n0"] = before
         assert nodes.lendings["n0"].bring(nodes.remember("n0", step, state(step)))["step"] == step
         assert must_be_true(nodes, "n1") == [("r00000", step) for step in kept]
+
+
+def test_of_copies_whose_time_was_over_the_newest_is_sent():
+    """A carrier that was stopped for longer than a copy may take finds several slots of one worker, which waited for
+    none of them: the newest goes to the peer, and the others have an answer at once."""
+    nodes, told = Nodes(), queue.SimpleQueue()
+    lending, saver = nodes.lendings["n0"], nodes.saver("n0")
+    for step in (1, 2, 3):
+        lending.lend(nodes.remember("n0", step, state(step)), told.put)
+        nodes.platforms["n0"].sleep(60.0 + MARGIN_S + 1.0)
+        saver.poll()
+        assert saver.round_ended == step and saver.peer_news() == (0, 1)
+    assert [told.get_nowait().what for _ in (1, 2)] == ["step 1 gave way to step 2", "step 2 gave way to step 3"]
+    assert told.empty()
+    lending.start()
+    assert told.get(timeout=60)["step"] == 3 and must_be_true(nodes, "n1") == [("r00000", 3)]
+    lending.stop()
 
 
 @pytest.mark.parametrize("fault", [crash(), tear(0.5, "crash"), fail(FULL), late(FULL), lost_reply(FULL)],

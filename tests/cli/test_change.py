@@ -16,7 +16,6 @@ from packtrain.core.platform import LocalPlatform
 from packtrain.core.records import SpecChanged
 from packtrain.recipes.spec import RunSpec
 from tests.cli.home import said
-from tests.cli.stand_in import standing_in
 
 
 @pytest.fixture
@@ -42,13 +41,6 @@ def test_a_value_is_the_next_spec(run: pathlib.Path, capsys: pytest.CaptureFixtu
     assert not (run / "spec" / "0004.toml").exists()
     entries = [entry.record for entry in read_folder(LocalPlatform(), f"{run}/journal").entries]
     assert [(one.spec, len(one.changes)) for one in entries if isinstance(one, SpecChanged)] == [(2, 2), (3, 1)]
-
-
-def test_a_coordinator_is_told(run: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the number of the spec that the next attempt has."""
-    with standing_in(str(run), tmp_path / "b") as there:
-        assert said(capsys, "set", "it", "optim.learning_rate=0.002")[0] == 0
-        assert there.asked == [{"op": "set", "spec": 2}]
 
 
 def test_what_is_in_force_at_two_times_says_so() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from packtrain.cli import spec
 from packtrain.cli.launch import PRELOAD, child_env
 from packtrain.cli.world import World, alive, ended, record, table
 from packtrain.core.errors import LayoutError, RunHeld
-from packtrain.core.fake import FakeDisk, FakePlatform, fail
+from packtrain.core.fake import FakeCrash, FakeDisk, FakePlatform, explore, fail, power_cut
 from packtrain.core.holder import hold
 from packtrain.core.pinned import KEY_FILE
 from packtrain.core.platform import LocalPlatform
@@ -99,6 +100,21 @@ def test_a_spec_is_there_whole_or_not_at_all(op: str) -> None:
         spec.write(platform, "/run/spec/0002.toml", spec.text(RunSpec(recipe="first-light")).encode())
     platform.faults = None
     assert platform.listdir("/run/spec") == []
+
+
+def test_a_spec_that_was_written_stays() -> None:
+    """Wherever the power fails meanwhile its number is free or has all of it; when it is told as written it has it."""
+    data, found = spec.text(RunSpec(recipe="first-light")).encode(), set()
+    for cut_at, choices in ((at, choices) for at in range(1, 12) for choices in explore()):
+        disk, written = FakeDisk(), False
+        FakePlatform(disk, "a").mkdir("/run/spec")
+        disk.sync_all()
+        platform = FakePlatform(disk, "a", faults=lambda op, path, n, at=cut_at: power_cut() if n == at else None)
+        with suppress(FakeCrash):
+            written = spec.write(platform, "/run/spec/0002.toml", data)
+        after = platform.crash(choices)
+        found.add((written, after.read("/run/spec/0002.toml") if after.exists("/run/spec/0002.toml") else b""))
+    assert found == {(False, b""), (False, data), (True, data)}
 
 
 @pytest.mark.parametrize("options", [("--spares", "1"), ("--nodes", "-1"), ("--nodes", "2", "--procs-per-node", "0")])

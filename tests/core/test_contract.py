@@ -110,7 +110,7 @@ PLACES = st.builds(
     restore=st.none() | st.builds(Restore, st.integers(1, 10**18 - 1), st.text("0123456789abcdef", min_size=1)),
     grace_s=st.floats(0.001, 1e6), go_s=st.just(0.0) | st.floats(0.001, 1e6), rank=INT32, world_size=INT32,
     local_rank=INT32, local_world_size=INT32,
-    failures=INT32, node_minutes=INT32, master_addr=WORDS, master_port=st.integers(0, 65535),
+    failures=INT32, node_minutes=INT32, spec=INT32, master_addr=WORDS, master_port=st.integers(0, 65535),
 )
 
 

@@ -228,7 +228,8 @@ class _Later(Crew):
     def close(self) -> None: ...
 
 
-def launch(attempt: int = 1, ranks: Sequence[int] = (0,), restore: str = "") -> Launch:
+def launch(attempt: int = 1, ranks: Sequence[int] = (0,), restore: str = "", spec: int = 0) -> Launch:
     return Launch(
-        attempt=attempt, begin=attempt, ranks=tuple(ranks), world_size=len(ranks), master="host:123", restore=restore
+        attempt=attempt, begin=attempt, ranks=tuple(ranks), world_size=len(ranks), master="host:123", restore=restore,
+        spec=spec,
     )

@@ -101,12 +101,12 @@ def test_a_launch_starts_carrier_and_workers_with_what_they_need() -> None:
 
 
 def test_what_is_restored_reaches_the_workers() -> None:
-    """commit:digest as the coordinator chose it; never fresh besides."""
+    """commit:digest as the coordinator chose it, never fresh besides; and the number of the spec that all read."""
     node = Node()
     node.join()
-    node.do(launch(restore="41:abc"))
+    node.do(launch(restore="41:abc", spec=3))
     place = Place.from_env(node.children("worker")[0].env)
-    assert place.restore == (41, "abc") and not place.fresh
+    assert place.restore == (41, "abc") and not place.fresh and place.spec == 3
 
 
 def test_an_action_is_done_once() -> None:

@@ -232,6 +232,16 @@ def test_the_record_says_what_is_restored(tmp_path: pathlib.Path) -> None:
     assert record_again.memory == record.memory and again.restore == f"{record_again.number}:{record.memory[2]}"
 
 
+def test_an_attempt_has_the_spec_that_was_the_newest_as_it_began(tmp_path: pathlib.Path) -> None:
+    """Whether or not anybody told the coordinator of it; what is no spec, or is being written, does not count."""
+    run = Begun(tmp_path)
+    assert run.again()[0].spec == 0
+    (tmp_path / "spec").mkdir()
+    for name, newest in (("0001", 1), ("0002.toml.new-1f", 1), ("copy", 1), ("0009", 9), ("10000", 10000)):
+        (tmp_path / "spec" / (name if "." in name else f"{name}.toml")).write_text("")
+        assert run.again()[0].spec == newest, name
+
+
 @pytest.mark.parametrize("options", [{"memory": False}, {"back": 1}])
 def test_nothing_is_taken_where_it_may_not_be(options: dict, tmp_path: pathlib.Path) -> None:
     """After damage in memory, and on the way back, the disk alone counts."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.json import decode, encode
 
 from packtrain.core.records import AttemptEnded, NodeSuspected
 from packtrain.monitor.kernel import LEAVE, LOST
 from packtrain.supervise import messages as m
 from packtrain.supervise.events import Begin, BringBack, Done, Silent, WrapUp
-from packtrain.supervise.state import BEGINNING, BRINGING, LAUNCHING, WRAPPING, Issued
+from packtrain.supervise.state import BEGINNING, BRINGING, LAUNCHING, WRAPPING, Issued, State
 from tests.supervise.played import CONFIG, Play, actions, owns, written
 
 
@@ -52,6 +53,20 @@ def settled(play: Play) -> list[Issued]:
     while issued := play.did_all():
         found += issued
     return found
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_all_workers_of_an_attempt_read_one_spec(away: bool) -> None:
+    """The one that was decided as it began, also of a carrier that goes ahead; a coordinator after it knows the same.
+    The next attempt has its own."""
+    play = Play(nodes=2)
+    launches = actions(play.begun(spec=3, away=away), m.Launch)
+    assert decode(encode(play.state), type=State) == play.state
+    if away:
+        launches += actions(play.happened(Done(id=bring(play))), m.Launch)
+    assert [launch.spec for _, launch in launches] == [3] * (2 + away)
+    play.end_rest(1)
+    assert {launch.spec for _, launch in actions(play.begun(spec=4), m.Launch)} == {4}
 
 
 @pytest.mark.parametrize("how", ["trains", "plain", "away"])
@@ -119,12 +134,14 @@ def nodes_did(play: Play) -> None:
             play.edge(issued.node, m.Did(id=issued.id))
 
 
-def wrapped_at_once() -> tuple[Play, int]:
-    """The agent that publishes was replaced, so nothing was waited for; its wrap-up is still under way."""
+def not_waited_for() -> tuple[Play, int]:
+    """The agent that publishes is replaced, so the wrap-up is not waited for any more; it is still under way."""
     play = Play(nodes=2).run()
-    play.join("n0", agent="b")
+    play.end(0, 1)
     play.end(1, -9)
     (late,) = [one.id for one in play.state.pending.values() if isinstance(one.own, WrapUp)]
+    play.join("n0", agent="b")
+    assert late not in play.state.pending
     nodes_did(play)
     assert play.state.run.stage == BEGINNING
     return play, late
@@ -132,7 +149,7 @@ def wrapped_at_once() -> tuple[Play, int]:
 
 def test_an_old_wrap_up_launches_nothing() -> None:
     """It is over while the next attempt waits for its checkpoint: the workers wait on."""
-    play, late = wrapped_at_once()
+    play, late = not_waited_for()
     play.begun(away=True)
     assert not actions(play.happened(Done(id=late)), m.Launch) and play.state.run.stage == BRINGING
     assert len(actions(play.happened(Done(id=bring(play))), m.Launch)) == 2 and play.state.run.stage == LAUNCHING
@@ -141,14 +158,14 @@ def test_an_old_wrap_up_launches_nothing() -> None:
 @pytest.mark.parametrize("first", ["old", "own"])
 def test_an_old_wrap_up_ends_no_other(first: str) -> None:
     """While the next attempt is wrapped up its own retention is waited for, and only that."""
-    play, late = wrapped_at_once()
+    play, late = not_waited_for()
     play.begun()
     nodes_did(play)
     play.ready()
     for number in (0, 1):
         play.end(number, 0)
     assert play.state.run.stage == WRAPPING
-    (own,) = [id for id, one in play.state.pending.items() if isinstance(one.own, WrapUp) and id != late]
+    (own,) = [id for id, one in play.state.pending.items() if isinstance(one.own, WrapUp)]
     if first == "old":
         assert not actions(play.happened(Done(id=late)), m.EndAttempt) and play.state.run.stage == WRAPPING
     assert len(actions(play.happened(Done(id=own)), m.EndAttempt)) == 2

@@ -5,8 +5,9 @@ from __future__ import annotations
 from packtrain.core.errors import CarrierHung, CheckpointDamaged
 from packtrain.core.records import AttemptEnded, CarrierGivenUp, ErrorSeen, HomeBack
 from packtrain.supervise import messages as m
-from packtrain.supervise.events import Begin, Begun, CarrierWanted, FromNode, Opened
-from packtrain.supervise.state import RUNNING
+from packtrain.supervise.events import Begin, Begun, CarrierWanted, FromNode, Joined, Opened, WrapUp
+from packtrain.supervise.policy import decide
+from packtrain.supervise.state import CLOSING, RUNNING, Issued, evolve
 from tests.supervise.played import Play, actions, begin_of, owns, written
 
 
@@ -127,3 +128,31 @@ def test_a_stop_while_a_checkpoint_is_brought_back_is_clean() -> None:
     assert (run.exit_code, run.error["name"], run.error["what"]) == (
         75, "run.stopped_on_request", "stopped on request"
     )
+
+
+def test_what_an_agent_was_asked_ends_with_it() -> None:
+    """Whether that was decided long before another one came to its node, or at the same look: the new one has no such
+    workers. What a node was asked that has the agent it had stays, and no id is given twice."""
+    play = Play(nodes=3).run()
+    ready = play.state
+    edge = m.RankSilent(attempt=1, rank=0, seconds=4.0)
+    silent = FromNode(ns=play.ns, node="n0", agent="a", seq=ready.nodes["n0"].seq + 1, event=edge)
+    new = [Joined(ns=play.ns, node=name, agent="b") for name in ("n1", "n2")]
+    apart, together = ready, decide(ready, silent, *new)
+    for event in (silent, *new):
+        apart = evolve(apart, *decide(apart, event))
+    for state in (apart, evolve(ready, *together)):
+        asked = {(one.node, type(one.action)) for one in state.pending.values()}
+        assert asked == {("n0", m.TakeStacks), ("n0", m.EndWorkers)}
+    issued = [record for record in together if isinstance(record, Issued)]
+    assert len({one.id for one in issued}) == len(issued) and {one.node for one in issued} == {"n0", ""}
+
+
+def test_nobody_owes_what_is_not_waited_for() -> None:
+    """An attempt whose publishing node is gone is not wrapped up, also where both are found at the same look; what is
+    for the journal is written."""
+    play = Play(nodes=2).run()
+    play.join("n0", agent="b")
+    issued = play.end(1, -9)
+    assert play.state.run.stage == CLOSING and not owns(issued, WrapUp)
+    assert not [one for one in play.state.pending.values() if isinstance(one.own, WrapUp)]

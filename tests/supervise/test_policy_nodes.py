@@ -108,6 +108,36 @@ def test_a_silent_node_is_lost_later() -> None:
     assert play.members() == ["n0", "n3", "n2"]
 
 
+def lost_after(play: Play, step: int = 0, comes_back: bool = True) -> float:
+    """An attempt begins, completes so many steps, and its last node falls silent: how much later that is lost."""
+    play.run(step)
+    node = play.members()[-1]
+    play.happened(Silent(node=node, seconds=3.0))
+    began_s = play.now_s
+    for _ in range(1000):
+        if written(play.wait(0.5), NodeLost):
+            break
+    lost_s = play.now_s
+    play.end_rest()
+    if comes_back:
+        play.happened(Back(node=node))
+        play.did_all()
+    return lost_s - began_s
+
+
+def test_nodes_that_were_lost_by_mistake_have_more_time() -> None:
+    """Where attempts end before a new step, one after the other, by nodes that fall silent and come back, a node has up
+    to eight times as long; with the first new step it has as long as ever. Where none comes back nothing changes."""
+    play = Play(nodes=2, spares=6)
+    assert [lost_after(play) for _ in range(5)] == [10 * times - 3 for times in (1, 2, 4, 8, 8)]
+    assert lost_after(play, step=9) == 7
+    assert lost_after(play, comes_back=False) == 7, "the first to end before a new step"
+    assert lost_after(play, step=12, comes_back=False) == 7
+    assert [lost_after(play, comes_back=False) for _ in range(2)] == [7, 7], "what was before a new step is forgotten"
+    gone = Play(nodes=2, spares=4)
+    assert [lost_after(gone, comes_back=False) for _ in range(4)] == [7, 7, 7, 7]
+
+
 def test_a_short_silence_is_nothing() -> None:
     """A link that flaps for less than that ends no attempt."""
     play = Play(nodes=2).run()

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from packtrain.core.units import NS
 from packtrain.supervise import messages as m
-from packtrain.supervise.events import AnyEvent, Back, FromNode, Joined, Silent
+from packtrain.supervise.events import AnyEvent, Back, FromNode, Joined, Silent, Tick
 from packtrain.supervise.policy import decide
 from packtrain.supervise.state import State, evolve
 from tests.supervise.played import Play
@@ -96,10 +97,43 @@ def arrival(state: State) -> list[AnyEvent]:
     return [Joined(ns=state.ns, node=name, agent="a", attempt=1) for name in state.nodes]
 
 
+def silent(nodes: int) -> State:
+    state = running(nodes)
+    return evolve(state, *decide(state, *silence(state)))
+
+
+def busy(nodes: int) -> State:
+    """All have yet to do what they were asked to: tell their stacks."""
+    state = running(nodes)
+    [first, *_] = each(state, lambda rank: m.RankStalled(attempt=1, rank=rank, seconds=9.0, step=5))
+    return evolve(state, *decide(state, first))
+
+
+def loss(state: State) -> list[AnyEvent]:
+    """All have been silent for too long at the same look."""
+    return [Tick(ns=state.ns + 1000 * NS)]
+
+
+def change(state: State) -> list[AnyEvent]:
+    """Each has another agent."""
+    return [Joined(ns=state.ns, node=name, agent="b") for name in state.nodes]
+
+
+def carriers(state: State) -> list[AnyEvent]:
+    return each(state, lambda rank: m.CarrierUp(attempt=1, address=f"host:{rank + 1}"))
+
+
+def ends(state: State) -> list[AnyEvent]:
+    return each(state, lambda rank: m.CarrierEnded(attempt=1, why="SIGKILL"))
+
+
 @pytest.mark.parametrize(("world", "said"), [
     (begun, outcomes), (launched, lambda state: each(state, lambda rank: m.RankReady(attempt=1, rank=rank, facts={}))),
     (going, outcomes), (running, save), (running, death), (running, silence), (running, voices), (running, arrival),
-], ids=["launched", "ready", "go", "save", "death", "silence", "voices", "arrival"])
+    (silent, loss), (busy, change), (running, carriers), (running, ends),
+], ids=[
+    "launched", "ready", "go", "save", "death", "silence", "voices", "arrival", "loss", "change", "carriers", "ends",
+])
 def test_a_word_costs_the_same_in_a_large_world(
     world: Callable[[int], State], said: Callable[[State], list[AnyEvent]]
 ) -> None:

@@ -67,6 +67,16 @@ def test_a_broken_spec(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert said in message and "0001.toml" in message
 
 
+def test_the_spec_of_the_attempt_is_read(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And none that was written since, while the ranks of a world start one after the other; by hand it is the newest.
+    """
+    run = make_run(tmp_path / "run", "nowhere")
+    pathlib.Path(run, "spec", "0002.toml").write_text("")
+    for env, said in (({"PACKTRAIN_SPEC": "1"}, "neither_restore_nor_fresh"), ({}, "0002.toml")):
+        assert said in refused(capsys, run, PACKTRAIN_RUN=run, **env)
+    assert "0002.toml" in refused(capsys, run, "--fresh")
+
+
 def test_an_unreadable_spec(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A spec that is there and cannot be read now may be readable later: 75, and its path."""
     pathlib.Path(tmp_path, "spec", "0001.toml").mkdir(parents=True)
